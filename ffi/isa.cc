@@ -1,0 +1,103 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string_view>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace jax_xdna {
+namespace {
+
+#if defined(__x86_64__)
+bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// Best first; only what was built and what this CPU runs.
+std::vector<const Isa*> Usable() {
+  std::vector<const Isa*> usable;
+#if defined(__x86_64__)
+  if (IsaAvx512() != nullptr && HasAvx512()) usable.push_back(IsaAvx512());
+  if (IsaAvx2() != nullptr && HasAvx2()) usable.push_back(IsaAvx2());
+#endif
+  if (IsaNeon() != nullptr) usable.push_back(IsaNeon());
+  usable.push_back(IsaBaseline());
+  return usable;
+}
+
+const Isa& Choose() {
+  const std::vector<const Isa*> usable = Usable();
+  const char* wanted = std::getenv("JAX_XDNA_ISA");
+  if (wanted == nullptr || *wanted == '\0') return *usable.front();
+  std::string names;
+  for (const Isa* isa : usable) {
+    if (std::string_view(isa->name) == wanted) return *isa;
+    names += (names.empty() ? "" : ", ") + std::string(isa->name);
+  }
+  throw std::invalid_argument("JAX_XDNA_ISA is '" + std::string(wanted) +
+                              "'; this CPU and build have: " + names);
+}
+
+}  // namespace
+
+const Isa& ActiveIsa() {
+  static const Isa& isa = Choose();
+  return isa;
+}
+
+std::vector<std::string> CpuFeatures() {
+  std::vector<std::string> found;
+#if defined(__x86_64__)
+#define JAX_XDNA_FEATURE(name) \
+  if (__builtin_cpu_supports(name)) found.push_back(name)
+  JAX_XDNA_FEATURE("sse4.2");
+  JAX_XDNA_FEATURE("avx");
+  JAX_XDNA_FEATURE("avx2");
+  JAX_XDNA_FEATURE("fma");
+  JAX_XDNA_FEATURE("avx512f");
+  JAX_XDNA_FEATURE("avx512bw");
+  JAX_XDNA_FEATURE("avx512vl");
+  JAX_XDNA_FEATURE("avx512dq");
+  JAX_XDNA_FEATURE("avx512vnni");
+  JAX_XDNA_FEATURE("avx512bf16");
+#undef JAX_XDNA_FEATURE
+#elif defined(__aarch64__)
+  found.push_back("neon");
+#endif
+  return found;
+}
+
+#if defined(__x86_64__)
+
+FlushSubnormals::FlushSubnormals() : saved_(_mm_getcsr()) {
+  constexpr unsigned kFlushToZero = 0x8000;
+  constexpr unsigned kDenormalsAreZero = 0x0040;
+  constexpr unsigned kRoundingControl = 0x6000;
+  const unsigned csr = static_cast<unsigned>(saved_);
+  _mm_setcsr((csr & ~kRoundingControl) | kFlushToZero | kDenormalsAreZero);
+}
+FlushSubnormals::~FlushSubnormals() { _mm_setcsr(static_cast<unsigned>(saved_)); }
+
+#elif defined(__aarch64__)
+
+FlushSubnormals::FlushSubnormals() {
+  uint64_t fpcr;
+  asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+  saved_ = fpcr;
+  constexpr uint64_t kFlushToZero = uint64_t{1} << 24;
+  constexpr uint64_t kRoundingMode = uint64_t{3} << 22;
+  asm volatile("msr fpcr, %0" : : "r"((fpcr & ~kRoundingMode) | kFlushToZero));
+}
+FlushSubnormals::~FlushSubnormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+#else
+#error "jax-xdna knows how to flush subnormals on x86-64 and AArch64 only"
+#endif
+
+}  // namespace jax_xdna

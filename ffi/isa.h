@@ -1,0 +1,61 @@
+// The instruction-set dependent part of the emulated device: one table of functions per set.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gemm.h"
+
+namespace jax_xdna {
+
+// Adds the product of an A panel [kc][mr] and a B panel [kc][nr] to a tile of C with row stride
+// ldc, in order of k; `first` starts from zero instead of reading C.
+using TileKernel = void (*)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc,
+                            bool first);
+
+// Packs `rows` × `kc` elements of an operand into panels of `width` rows: [panel][kc][width],
+// each element rounded to bf16 and kept as fp32, missing rows filled with zeros.
+using PackPanels = void (*)(const Operand& source, int64_t batch, int64_t row, int64_t rows,
+                            int64_t k, int64_t kc, float* out);
+
+struct Isa {
+  static constexpr int kMaxRows = 8;
+  static constexpr int kMaxVectors = 3;
+
+  const char* name;
+  int mr;      // rows of a full tile
+  int nr;      // columns of a full tile: kMaxVectors vectors
+  int lanes;   // floats in a vector
+  TileKernel tile[kMaxRows][kMaxVectors];  // [rows - 1][vectors - 1]
+  PackPanels pack_a;
+  PackPanels pack_b;
+  void (*round_row)(const float* in, int64_t count, uint16_t* out);  // fp32 → bf16, nearest even
+};
+
+// Each returns null when the library was built without it.
+const Isa* IsaAvx512();
+const Isa* IsaAvx2();
+const Isa* IsaNeon();
+const Isa* IsaBaseline();
+
+// The best set that this CPU has; the environment variable JAX_XDNA_ISA picks a lesser one.
+// Throws std::invalid_argument when that names a set that is unknown or missing here.
+const Isa& ActiveIsa();
+
+std::vector<std::string> CpuFeatures();
+
+// Subnormals count as zero, as operands and as results, while one of these lives; the thread's own
+// mode comes back afterwards. XLA's threads and a caller's thread differ, the results must not.
+class FlushSubnormals {
+ public:
+  FlushSubnormals();
+  ~FlushSubnormals();
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  uint64_t saved_;
+};
+
+}  // namespace jax_xdna

@@ -2,15 +2,18 @@
 
 namespace jax_xdna {
 
-std::vector<Device*> Devices() { return {&EmulatedDevice()}; }
+const std::vector<Device*>& Devices() {
+  static const auto* devices = new std::vector<Device*>{&EmulatedDevice()};
+  return *devices;
+}
 
-Device& FindDevice(const std::string& name) {
-  std::string names;
+Device& FindDevice(std::string_view name) {
   for (Device* device : Devices()) {
     if (device->name() == name) return *device;
-    names += (names.empty() ? "" : ", ") + device->name();
   }
-  throw DeviceError("no device is named '" + name + "'; this process has: " + names);
+  std::string names;
+  for (Device* device : Devices()) names += (names.empty() ? "" : ", ") + device->name();
+  throw DeviceError("no device is named '" + std::string(name) + "'; this process has: " + names);
 }
 
 }  // namespace jax_xdna

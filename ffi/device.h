@@ -3,10 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,13 +42,18 @@ class Work {
   virtual void Unpack(int64_t, StageTimes&) {}
 
  protected:
-  // Waits until `ready()`; false when another ticket has failed and this one should give up.
+  // Waits until `ready()`; false when another ticket has failed and this one should give up. What
+  // `ready` reads must be written with sequential consistency and followed by Signal().
   template <typename Ready>
   bool WaitUntil(Ready ready) {
-    for (Backoff backoff; !ready(); backoff.Pause()) {
-      if (failed_.load(std::memory_order_relaxed)) return false;
-    }
-    return true;
+    Wait([&] { return ready() || failed_.load(); });
+    return ready();
+  }
+
+  void Signal() {
+    if (waiters_.load() == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
   }
 
  private:
@@ -56,10 +63,26 @@ class Work {
   virtual void Recycle() = 0;
   void Execute(int64_t index, StageTimes& times);
 
+  template <typename Ready>
+  void Wait(Ready ready) {
+    constexpr int kSpins = 500;
+    for (int look = 0; look < kSpins; ++look) {
+      if (ready()) return;
+      PauseBriefly();
+    }
+    // The thread waited for may have lost its core to this one: sleep.
+    ++waiters_;
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, ready);
+    --waiters_;
+  }
+
   std::atomic<int> references_{0};
   std::atomic<int64_t> next_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<int> waiters_{0};
+  std::condition_variable wake_;
   std::mutex mutex_;  // guards what follows
   std::exception_ptr error_;
   RunResult result_;
@@ -96,7 +119,7 @@ class Device {
 Device& EmulatedDevice();
 
 // Every device of this process, and one by its name; throws DeviceError naming those that exist.
-std::vector<Device*> Devices();
-Device& FindDevice(const std::string& name);
+const std::vector<Device*>& Devices();
+Device& FindDevice(std::string_view name);
 
 }  // namespace jax_xdna

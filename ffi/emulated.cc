@@ -13,17 +13,12 @@
 
 #include "arena.h"
 #include "bf16.h"
-#include "device.h"
+#include "emulated.h"
 #include "exact.h"
 #include "isa.h"
 
 namespace jax_xdna {
 namespace {
-
-constexpr int64_t kDepthBlock = 384;             // K of a panel: an A panel of 8 rows fills 12 KB
-constexpr int64_t kStripFloats = 96 * 384;       // a thread's own strip: 147 KB, within any L2
-constexpr int64_t kSharedFloats = 512 * 1024;    // a super-block of the shared operand: 2 MB
-constexpr int64_t kPackTicketFloats = 32 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -52,10 +47,13 @@ class EmulatedWork;
 // Works that are in nobody's hands, with the memory they have grown.
 class Pool {
  public:
+  Pool(const Isa& isa, const Blocking& blocking) : isa_(isa), blocking_(blocking) {}
   EmulatedWork* Take();
   void Give(EmulatedWork* work);
 
  private:
+  const Isa& isa_;
+  const Blocking blocking_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<EmulatedWork>> all_;
   std::vector<EmulatedWork*> idle_;
@@ -63,11 +61,11 @@ class Pool {
 
 class EmulatedWork final : public Work {
  public:
-  explicit EmulatedWork(Pool& pool) : pool_(pool) {}
+  EmulatedWork(Pool& pool, const Isa& isa, const Blocking& blocking)
+      : pool_(pool), isa_(&isa), blocking_(blocking) {}
 
   void Prepare(const Gemm& gemm, int threads) {
     gemm_ = gemm;
-    isa_ = &ActiveIsa();
     exact_ = gemm.numerics == Numerics::kBFP16 || gemm.rounding == Rounding::kFloor;
 
     // Which operand the threads share, and which one they cut into strips.
@@ -78,17 +76,17 @@ class EmulatedWork final : public Work {
     const int64_t strip_width = share_a_ ? isa_->nr : isa_->mr;
 
     // A very long shared operand goes in several bands, each with strips of its own.
-    depth_block_ = std::min(kDepthBlock, RoundUpDepth(gemm.k));
+    depth_block_ = std::min(blocking_.depth, RoundUpDepth(gemm.k));
     band_rows_ = std::min(CeilDiv(shared_rows_, shared_width),
-                          std::max<int64_t>(1, 4 * kSharedFloats / depth_block_ / shared_width)) *
+                          std::max<int64_t>(1, 4 * blocking_.shared_floats / depth_block_ / shared_width)) *
                  shared_width;
     bands_ = CeilDiv(shared_rows_, band_rows_);
-    const int64_t super = std::max<int64_t>(1, kSharedFloats / (band_rows_ * depth_block_));
+    const int64_t super = std::max<int64_t>(1, blocking_.shared_floats / (band_rows_ * depth_block_));
     super_depth_ = std::min(RoundUpDepth(gemm.k), super * depth_block_);
     supers_ = CeilDiv(gemm.k, super_depth_);
     phases_ = gemm.batch * bands_ * supers_;
 
-    strip_step_ = std::max<int64_t>(1, kStripFloats / depth_block_ / strip_width) * strip_width;
+    strip_step_ = std::max<int64_t>(1, blocking_.strip_floats / depth_block_ / strip_width) * strip_width;
     // Every thread should get several strips, so that all of them finish together.
     while (strip_step_ > strip_width &&
            CeilDiv(strip_rows_, strip_step_) * phases_ < int64_t{4} * threads) {
@@ -96,7 +94,7 @@ class EmulatedWork final : public Work {
     }
     strips_ = CeilDiv(strip_rows_, strip_step_);
 
-    pack_step_ = std::max<int64_t>(1, kPackTicketFloats / super_depth_ / shared_width) * shared_width;
+    pack_step_ = std::max<int64_t>(1, blocking_.pack_floats / super_depth_ / shared_width) * shared_width;
     packs_ = CeilDiv(band_rows_, pack_step_);
 
     // Phases packed ahead. With few strips in a phase, several phases must be open at a time.
@@ -113,7 +111,7 @@ class EmulatedWork final : public Work {
 
     Reset(packed_, phases_);
     Reset(computed_, phases_);
-    Reset(strip_done_, strips_);
+    Reset(supers_done_, ring_ * strips_);
   }
 
   int64_t tickets() const override { return phases_ * (packs_ + strips_); }
@@ -140,7 +138,7 @@ class EmulatedWork final : public Work {
     // The slot's last user must be through with it.
     const int64_t user = phase.index - ring_;
     if (user >= 0 &&
-        !WaitUntil([&] { return computed_[user].load(std::memory_order_acquire) == strips_; })) {
+        !WaitUntil([&] { return computed_[user].load() == strips_; })) {
       return;
     }
     Stopwatch watch;
@@ -153,7 +151,8 @@ class EmulatedWork final : public Work {
       }
     }
     (share_a_ ? times.pack_a : times.pack_b) += watch.Lap();
-    packed_[phase.index].fetch_add(1, std::memory_order_release);
+    packed_[phase.index].fetch_add(1);
+    Signal();
   }
 
   void Run(int64_t piece, StageTimes& times) override {
@@ -162,10 +161,14 @@ class EmulatedWork final : public Work {
     const int64_t strip = piece % strips_;
     const int64_t row = strip * strip_step_;
     const int64_t rows = std::min(strip_step_, strip_rows_ - row);
-    const int64_t turn = phase.index;
+    // Products of a batch may overtake each other, so each has a set of strip counters; `ring_` sets
+    // are enough, since its packing waited for the phase that many before.
+    std::atomic<int64_t>& supers_done =
+        supers_done_[phase.index / supers_ % ring_ * strips_ + strip];
+    const int64_t super = phase.index % supers_;
     if (!WaitUntil([&] {
-          return packed_[turn].load(std::memory_order_acquire) == packs_ &&
-                 (phase.k == 0 || strip_done_[strip].load(std::memory_order_acquire) == turn);
+          return packed_[phase.index].load() == packs_ &&
+                 (super == 0 || supers_done.load() == super);
         })) {
       return;
     }
@@ -183,8 +186,9 @@ class EmulatedWork final : public Work {
                     strip_panels, tile);
       times.run += watch.Lap();
     }
-    strip_done_[strip].store(turn + 1, std::memory_order_release);
-    computed_[turn].fetch_add(1, std::memory_order_release);
+    supers_done.store(super + 1);
+    computed_[phase.index].fetch_add(1);
+    Signal();
   }
 
  private:
@@ -293,7 +297,8 @@ class EmulatedWork final : public Work {
 
   Pool& pool_;
   Gemm gemm_;
-  const Isa* isa_ = nullptr;
+  const Isa* isa_;
+  const Blocking blocking_;
   bool exact_ = false;
   bool share_a_ = true;
   int64_t shared_rows_ = 0, strip_rows_ = 0;
@@ -305,13 +310,13 @@ class EmulatedWork final : public Work {
   float* wide_c_ = nullptr;
   Arena memory_, wide_;
   Counters packed_, computed_;  // per phase: pack tickets and strips that are done
-  Counters strip_done_;         // per strip: the phase after the last one that is done
+  Counters supers_done_;        // per product and strip: super-blocks of K that are done
 };
 
 EmulatedWork* Pool::Take() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (idle_.empty()) {
-    all_.push_back(std::make_unique<EmulatedWork>(*this));
+    all_.push_back(std::make_unique<EmulatedWork>(*this, isa_, blocking_));
     idle_.reserve(all_.size());  // so that Give() cannot throw
     return all_.back().get();
   }
@@ -327,9 +332,10 @@ void Pool::Give(EmulatedWork* work) {
 
 class Emulated final : public Device {
  public:
+  Emulated(const Isa& isa, const Blocking& blocking) : isa_(isa), pool_(isa, blocking) {}
   std::string name() const override { return "emulated"; }
   std::string description() const override {
-    return std::string("CPU emulation, ") + ActiveIsa().name;
+    return std::string("CPU emulation, ") + isa_.name;
   }
   WorkRef Begin(const Gemm& gemm, int threads) override {
     EmulatedWork* work = pool_.Take();
@@ -339,14 +345,19 @@ class Emulated final : public Device {
   }
 
  private:
+  const Isa& isa_;
   Pool pool_;
 };
 
 }  // namespace
 
+std::unique_ptr<Device> MakeEmulatedDevice(const Isa& isa, const Blocking& blocking) {
+  return std::make_unique<Emulated>(isa, blocking);
+}
+
 Device& EmulatedDevice() {
   // Never destroyed: threads of XLA's pool may still be at work when the process ends.
-  static Emulated* device = new Emulated;
+  static Emulated* device = new Emulated(ActiveIsa(), Blocking());
   return *device;
 }
 

@@ -152,7 +152,7 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& a, const ffi::AnyBuff
               std::string_view rounding, std::string_view device_name) {
   const auto start = std::chrono::steady_clock::now();
   const Gemm gemm = Describe(a, b, c, layout, numerics, rounding);
-  Device& device = FindDevice(std::string(device_name));
+  Device& device = FindDevice(device_name);
   CounterRow row;
   row.calls = 1;
   row.flops = gemm.flops();

@@ -19,20 +19,8 @@ bool HasAvx512() {
 }
 #endif
 
-// Best first; only what was built and what this CPU runs.
-std::vector<const Isa*> Usable() {
-  std::vector<const Isa*> usable;
-#if defined(__x86_64__)
-  if (IsaAvx512() != nullptr && HasAvx512()) usable.push_back(IsaAvx512());
-  if (IsaAvx2() != nullptr && HasAvx2()) usable.push_back(IsaAvx2());
-#endif
-  if (IsaNeon() != nullptr) usable.push_back(IsaNeon());
-  usable.push_back(IsaBaseline());
-  return usable;
-}
-
 const Isa& Choose() {
-  const std::vector<const Isa*> usable = Usable();
+  const std::vector<const Isa*> usable = UsableIsas();
   const char* wanted = std::getenv("JAX_XDNA_ISA");
   if (wanted == nullptr || *wanted == '\0') return *usable.front();
   std::string names;
@@ -45,6 +33,17 @@ const Isa& Choose() {
 }
 
 }  // namespace
+
+std::vector<const Isa*> UsableIsas() {
+  std::vector<const Isa*> usable;
+#if defined(__x86_64__)
+  if (IsaAvx512() != nullptr && HasAvx512()) usable.push_back(IsaAvx512());
+  if (IsaAvx2() != nullptr && HasAvx2()) usable.push_back(IsaAvx2());
+#endif
+  if (IsaNeon() != nullptr) usable.push_back(IsaNeon());
+  usable.push_back(IsaBaseline());
+  return usable;
+}
 
 const Isa& ActiveIsa() {
   static const Isa& isa = Choose();

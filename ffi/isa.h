@@ -39,6 +39,9 @@ const Isa* IsaAvx2();
 const Isa* IsaNeon();
 const Isa* IsaBaseline();
 
+// What was built and runs on this CPU, best first; never empty.
+std::vector<const Isa*> UsableIsas();
+
 // The best set that this CPU has; the environment variable JAX_XDNA_ISA picks a lesser one.
 // Throws std::invalid_argument when that names a set that is unknown or missing here.
 const Isa& ActiveIsa();

@@ -1,7 +1,5 @@
 #include "run.h"
 
-#include <thread>
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -11,12 +9,7 @@
 
 namespace jax_xdna {
 
-void Backoff::Pause() {
-  constexpr int kSpins = 2000;
-  if (++looks_ > kSpins) {
-    std::this_thread::yield();
-    return;
-  }
+void PauseBriefly() {
 #if defined(__x86_64__)
   _mm_pause();
 #elif defined(__aarch64__)
@@ -37,9 +30,12 @@ void Work::Execute(int64_t index, StageTimes& times) {
         return Unpack(next.piece, times);
     }
   } catch (...) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_) error_ = std::current_exception();
-    failed_.store(true, std::memory_order_relaxed);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+    failed_.store(true);
+    Signal();
   }
 }
 
@@ -62,7 +58,8 @@ void Help(Work& work) {
     work.result_.times += times;
     work.result_.threads += 1;
   }
-  work.done_.fetch_add(taken, std::memory_order_release);
+  work.done_.fetch_add(taken);
+  work.Signal();
 }
 
 RunResult RunToEnd(WorkRef work, Helpers& helpers) {
@@ -74,7 +71,7 @@ RunResult RunToEnd(WorkRef work, Helpers& helpers) {
   work->result_ = RunResult();
   for (int i = 0; i < helpers.count() && i + 1 < total; ++i) helpers.Offer(work);
   Help(*work);
-  for (Backoff backoff; work->done_.load(std::memory_order_acquire) < total;) backoff.Pause();
+  work->Wait([&] { return work->done_.load() == total; });
   const std::lock_guard<std::mutex> lock(work->mutex_);
   if (work->error_) std::rethrow_exception(work->error_);
   return work->result_;

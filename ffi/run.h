@@ -8,14 +8,8 @@ namespace jax_xdna {
 class Work;
 class WorkRef;
 
-// Spins briefly, then gives the core away between looks: the thread waited for is at work.
-class Backoff {
- public:
-  void Pause();
-
- private:
-  int looks_ = 0;
-};
+// A moment for the sibling hardware thread.
+void PauseBriefly();
 
 struct RunResult {
   StageTimes times;

@@ -1,0 +1,459 @@
+// The device below XLA: bits against a sequential reference, threads, faults. Run under
+// AddressSanitizer, UBSan and ThreadSanitizer by .ci/run.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <doctest/doctest.h>
+#include <functional>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "bf16.h"
+#include "counters.h"
+#include "emulated.h"
+#include "run.h"
+
+namespace jax_xdna {
+namespace {
+
+// A pool like XLA's: a queue and a fixed number of threads, which may all be busy or absent.
+class TestPool {
+ public:
+  explicit TestPool(int threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+  }
+  ~TestPool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Add(std::function<void()> task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void Loop() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+
+class PoolHelpers final : public Helpers {
+ public:
+  PoolHelpers(TestPool& pool, int count) : pool_(pool), count_(count) {}
+  int count() const override { return count_; }
+  void Offer(WorkRef work) override {
+    pool_.Add([work] { Help(*work); });
+  }
+
+ private:
+  TestPool& pool_;
+  int count_;
+};
+
+struct Shape {
+  int64_t batch, m, k, n;
+};
+
+// Operands and result of one product, with values in which every rounding error shows.
+struct Problem {
+  Shape shape;
+  bool ta, tb;
+  DType a_dtype, b_dtype, c_dtype;
+  std::vector<float> a, b;          // fp32 or, when bf16, the values after rounding
+  std::vector<uint16_t> a16, b16;
+  std::vector<float> c;
+  std::vector<uint16_t> c16;
+  Gemm gemm;
+
+  Problem(Shape s, bool ta_, bool tb_, DType ad, DType bd, DType cd, unsigned seed)
+      : shape(s), ta(ta_), tb(tb_), a_dtype(ad), b_dtype(bd), c_dtype(cd) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](int64_t count, std::vector<float>& wide, std::vector<uint16_t>& narrow) {
+      for (int64_t i = 0; i < count; ++i) {
+        wide.push_back(normal(random));
+        narrow.push_back(FloatToBF16(wide.back(), Rounding::kNearest));
+      }
+    };
+    fill(s.batch * s.m * s.k, a, a16);
+    fill(s.batch * s.k * s.n, b, b16);
+    c.assign(s.batch * s.m * s.n, std::numeric_limits<float>::quiet_NaN());
+    c16.assign(s.batch * s.m * s.n, 0x7fff);
+    gemm.batch = s.batch;
+    gemm.m = s.m;
+    gemm.k = s.k;
+    gemm.n = s.n;
+    const void* a_data = ad == DType::kF32 ? static_cast<void*>(a.data()) : a16.data();
+    const void* b_data = bd == DType::kF32 ? static_cast<void*>(b.data()) : b16.data();
+    gemm.a = {a_data, ad, ta ? 1 : s.k, ta ? s.m : 1, s.m * s.k};
+    gemm.b = {b_data, bd, tb ? s.k : 1, tb ? 1 : s.n, s.k * s.n};
+    gemm.c = cd == DType::kF32 ? static_cast<void*>(c.data()) : c16.data();
+    gemm.c_dtype = cd;
+  }
+
+  float A(int64_t z, int64_t i, int64_t p) const {
+    return BF16ToFloat(a16[z * shape.m * shape.k + i * gemm.a.row_stride + p * gemm.a.depth_stride]);
+  }
+  float B(int64_t z, int64_t j, int64_t p) const {
+    return BF16ToFloat(b16[z * shape.k * shape.n + j * gemm.b.row_stride + p * gemm.b.depth_stride]);
+  }
+
+  // How many elements differ from one fused multiply-add after another, in order of k.
+  int64_t Wrong() const {
+    int64_t wrong = 0;
+    int64_t at = 0;
+    for (int64_t z = 0; z < shape.batch; ++z) {
+      for (int64_t i = 0; i < shape.m; ++i) {
+        for (int64_t j = 0; j < shape.n; ++j, ++at) {
+          float sum = 0;
+          for (int64_t p = 0; p < shape.k; ++p) sum = std::fma(A(z, i, p), B(z, j, p), sum);
+          wrong += c_dtype == DType::kF32 ? Bits(c[at]) != Bits(sum)
+                                          : c16[at] != FloatToBF16(sum, Rounding::kNearest);
+        }
+      }
+    }
+    return wrong;
+  }
+};
+
+// Like the process's own devices, these live on: a late helper may hold their work.
+Device& Make(const Isa& isa, const Blocking& blocking) {
+  static auto* devices = new std::vector<std::unique_ptr<Device>>;
+  devices->push_back(MakeEmulatedDevice(isa, blocking));
+  return *devices->back();
+}
+
+RunResult Compute(Device& device, const Gemm& gemm, TestPool& pool, int helpers) {
+  PoolHelpers offered(pool, helpers);
+  return RunToEnd(device.Begin(gemm, helpers + 1), offered);
+}
+
+TEST_CASE("every instruction set, layout, dtype and blocking gives the bits of the contract") {
+  TestPool pool(3);
+  const Shape shapes[] = {{1, 1, 1, 1}, {1, 7, 9, 50}, {1, 65, 130, 49}, {2, 24, 71, 96},
+                          {1, 3, 257, 200}, {5, 16, 40, 16}, {1, 200, 90, 3}};
+  const Blocking blockings[] = {Blocking(), {8, 64, 512, 64}, {40, 4000, 3000, 300}};
+  const DType dtypes[] = {DType::kF32, DType::kBF16};
+  unsigned seed = 0;
+  for (const Isa* isa : UsableIsas()) {
+    for (const Blocking& blocking : blockings) {
+      Device& device = Make(*isa, blocking);
+      for (const Shape& shape : shapes) {
+        for (int layout = 0; layout < 4; ++layout) {
+          for (int types = 0; types < 8; ++types) {
+            ++seed;
+            Problem problem(shape, layout & 1, layout & 2, dtypes[types & 1],
+                            dtypes[types >> 1 & 1], dtypes[types >> 2], seed);
+            Compute(device, problem.gemm, pool, static_cast<int>(seed % 4));
+            CAPTURE(isa->name);
+            CAPTURE(layout);
+            CAPTURE(types);
+            CAPTURE(shape.m);
+            CAPTURE(shape.k);
+            CAPTURE(shape.n);
+            CAPTURE(blocking.depth);
+            REQUIRE(problem.Wrong() == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a matrix shared by the batch needs no copies") {
+  TestPool pool(1);
+  Problem problem({4, 20, 33, 60}, false, false, DType::kF32, DType::kF32, DType::kF32, 1);
+  for (int64_t z = 1; z < 4; ++z) {
+    std::copy_n(problem.b.begin(), 33 * 60, problem.b.begin() + z * 33 * 60);
+    std::copy_n(problem.b16.begin(), 33 * 60, problem.b16.begin() + z * 33 * 60);
+  }
+  problem.gemm.b.batch_stride = 0;
+  std::fill(problem.b.begin() + 33 * 60, problem.b.end(), 1e30f);
+  Compute(EmulatedDevice(), problem.gemm, pool, 1);
+  CHECK(problem.Wrong() == 0);
+}
+
+TEST_CASE("rounding to bf16: ties to even, overflow to infinity, NaN kept") {
+  CHECK(FloatToBF16(FromBits(0x3f808000), Rounding::kNearest) == 0x3f80);
+  CHECK(FloatToBF16(FromBits(0x3f818000), Rounding::kNearest) == 0x3f82);
+  CHECK(FloatToBF16(FromBits(0x3f808001), Rounding::kNearest) == 0x3f81);
+  CHECK(FloatToBF16(std::numeric_limits<float>::max(), Rounding::kNearest) == 0x7f80);
+  CHECK(FloatToBF16(FromBits(0x7f800001), Rounding::kNearest) == 0x7fc0);
+  CHECK(FloatToBF16(FromBits(0x3f80ffff), Rounding::kFloor) == 0x3f80);
+  CHECK(FloatToBF16(FromBits(0xbf800001), Rounding::kFloor) == 0xbf81);
+  CHECK(FloatToBF16(FromBits(0xbf800000), Rounding::kFloor) == 0xbf80);
+  CHECK(FloatToBF16(FromBits(0x7f800001), Rounding::kFloor) == 0x7fc0);
+}
+
+TEST_CASE("the vector paths round special values as the scalar one does") {
+  const uint32_t special[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000, 0x7f7fffff, 0xff7fffff,
+                              0x7f800000, 0xff800000, 0x7f800001, 0xffc12345, 0x00800000, 0x3f807fff};
+  std::vector<float> in;
+  for (int i = 0; i < 3; ++i) {
+    for (const uint32_t u : special) in.push_back(FromBits(u));
+  }
+  for (const Isa* isa : UsableIsas()) {
+    std::vector<uint16_t> out(in.size());
+    isa->round_row(in.data(), static_cast<int64_t>(in.size()), out.data());
+    for (size_t i = 0; i < in.size(); ++i) {
+      CHECK(out[i] == FloatToBF16(in[i], Rounding::kNearest));
+    }
+  }
+}
+
+TEST_CASE("subnormals count as zero on every path, and the caller's mode comes back") {
+  TestPool pool(2);
+  for (const Isa* isa : UsableIsas()) {
+    Device& device = Make(*isa, Blocking());
+    Problem problem({1, 16, 64, 64}, false, false, DType::kF32, DType::kF32, DType::kF32, 3);
+    std::fill(problem.a.begin(), problem.a.end(), FromBits(0x00010000));  // subnormal in bf16
+    std::fill(problem.b.begin(), problem.b.end(), 1e30f);
+    Compute(device, problem.gemm, pool, 2);
+    for (const float x : problem.c) REQUIRE(Bits(x) == 0);
+    // Largest subnormal fp32: rounds up to the smallest normal bf16 and counts.
+    std::fill(problem.a.begin(), problem.a.end(), FromBits(0x007fffff));
+    std::fill(problem.b.begin(), problem.b.end(), 1.0f);
+    Compute(device, problem.gemm, pool, 2);
+    for (const float x : problem.c) REQUIRE(x == 64 * std::numeric_limits<float>::min());
+    // A result below the normal range is zero.
+    std::fill(problem.a.begin(), problem.a.end(), std::numeric_limits<float>::min());
+    std::fill(problem.b.begin(), problem.b.end(), FromBits(0x3b000000));  // 2^-9, times 64 is 2^-3
+    Compute(device, problem.gemm, pool, 2);
+    for (const float x : problem.c) REQUIRE(Bits(x) == 0);
+    volatile float tiny = std::numeric_limits<float>::min();
+    CHECK(tiny / 2 != 0);
+  }
+}
+
+TEST_CASE("infinities and NaN reach the result") {
+  TestPool pool(1);
+  for (const Isa* isa : UsableIsas()) {
+    Device& device = Make(*isa, Blocking());
+    Problem problem({1, 4, 16, 20}, false, false, DType::kF32, DType::kF32, DType::kF32, 4);
+    std::fill(problem.b.begin(), problem.b.end(), 1.0f);
+    problem.a[0 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+    problem.a[1 * 16 + 3] = std::numeric_limits<float>::infinity();
+    problem.a[2 * 16 + 3] = -3.4e38f;  // rounds to −inf
+    Compute(device, problem.gemm, pool, 1);
+    for (int j = 0; j < 20; ++j) {
+      REQUIRE(std::isnan(problem.c[0 * 20 + j]));
+      REQUIRE(problem.c[1 * 20 + j] == std::numeric_limits<float>::infinity());
+      REQUIRE(problem.c[2 * 20 + j] == -std::numeric_limits<float>::infinity());
+      REQUIRE(std::isfinite(problem.c[3 * 20 + j]));
+    }
+  }
+}
+
+// bfp16 written from its definition, one group at a time.
+double Bfp16Element(const Problem& p, int64_t i, int64_t j, Rounding rounding) {
+  const auto quantized = [&](const std::function<float(int64_t)>& at, int64_t group) {
+    std::vector<double> out;
+    double largest = 0;
+    for (int64_t q = group; q < group + 8; ++q) {
+      out.push_back(q < p.shape.k ? at(q) : 0.0);
+      largest = std::max(largest, std::fabs(out.back()));
+    }
+    const double unit = largest == 0 ? 1 : std::exp2(std::floor(std::log2(largest)) - 6);
+    for (double& x : out) {
+      x = rounding == Rounding::kFloor ? std::floor(x / unit) : std::nearbyint(x / unit);
+      x = std::max(-128.0, std::min(127.0, x)) * unit;
+    }
+    return out;
+  };
+  const auto bf16 = [&](float x) { return BF16ToFloat(FloatToBF16(x, rounding)); };
+  float acc = 0;
+  for (int64_t g = 0; g < p.shape.k; g += 8) {
+    const auto a = quantized([&](int64_t q) { return bf16(p.a[i * p.shape.k + q]); }, g);
+    const auto b = quantized([&](int64_t q) { return bf16(p.b[q * p.shape.n + j]); }, g);
+    double sum = 0;
+    for (int q = 0; q < 8; ++q) sum += a[q] * b[q];
+    acc = static_cast<float>(static_cast<double>(acc) + sum);
+  }
+  return acc;
+}
+
+TEST_CASE("bfp16 and floor rounding are what their definitions say") {
+  TestPool pool(1);
+  for (const Isa* isa : UsableIsas()) {
+    Device& device = Make(*isa, {16, 500, 900, 100});
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kFloor}) {
+      Problem problem({1, 21, 77, 50}, false, false, DType::kF32, DType::kF32, DType::kF32, 5);
+      problem.gemm.numerics = Numerics::kBFP16;
+      problem.gemm.rounding = rounding;
+      Compute(device, problem.gemm, pool, 1);
+      double bias = 0;
+      for (int64_t i = 0; i < 21; ++i) {
+        for (int64_t j = 0; j < 50; ++j) {
+          REQUIRE(problem.c[i * 50 + j] == Bfp16Element(problem, i, j, rounding));
+          for (int64_t p = 0; p < 77; ++p) {
+            bias -= static_cast<double>(problem.a[i * 77 + p]) * problem.b[p * 50 + j];
+          }
+          bias += problem.c[i * 50 + j];
+        }
+      }
+      MESSAGE(isa->name << " mean error of an element: " << bias / (21 * 50));
+    }
+  }
+}
+
+TEST_CASE("callers that are the pool's own threads cannot deadlock") {
+  for (const int threads : {1, 2}) {
+    TestPool pool(threads);
+    std::atomic<int> finished{0};
+    constexpr int kCalls = 200;
+    // Each call runs on the pool and offers work to the same, busy pool.
+    for (int call = 0; call < kCalls; ++call) {
+      pool.Add([&pool, &finished, call] {
+        Problem problem({1 + call % 3, 64, 96, 64}, false, false, DType::kF32, DType::kF32,
+                        DType::kF32, static_cast<unsigned>(call));
+        Compute(EmulatedDevice(), problem.gemm, pool, 3);
+        if (call % 20 == 0) CHECK(problem.Wrong() == 0);
+        ++finished;
+      });
+    }
+    while (finished < kCalls) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST_CASE("four callers share one pool") {
+  TestPool pool(2);
+  std::vector<std::thread> callers;
+  std::atomic<int64_t> wrong{0};
+  for (unsigned caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&pool, &wrong, caller] {
+      for (unsigned call = 0; call < 30; ++call) {
+        Problem problem({1, 40 + caller, 100, 150}, call & 1, call & 2, DType::kF32, DType::kF32,
+                        DType::kF32, caller * 100 + call);
+        Compute(EmulatedDevice(), problem.gemm, pool, 2);
+        wrong += problem.Wrong();
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+// Fails in one of its tickets; the others wait for it.
+class FaultyWork final : public Work {
+ public:
+  explicit FaultyWork(int64_t bad) : bad_(bad) {}
+  int64_t tickets() const override { return 40; }
+  Ticket ticket(int64_t index) const override {
+    return {index < 5 ? Stage::kPack : index < 35 ? Stage::kRun : Stage::kUnpack, index};
+  }
+  void Pack(int64_t piece, StageTimes&) override { Step(piece); }
+  void Run(int64_t piece, StageTimes&) override { Step(piece); }
+  void Unpack(int64_t piece, StageTimes&) override { Step(piece); }
+  bool recycled() const { return recycled_; }
+
+ private:
+  void Step(int64_t piece) {
+    if (piece == bad_) throw DeviceError("gone");
+    WaitUntil([&] { return reached_.load() >= piece; });
+    ++reached_;
+    Signal();
+  }
+  void Recycle() override { recycled_ = true; }
+  const int64_t bad_;
+  std::atomic<int64_t> reached_{0};
+  std::atomic<bool> recycled_{false};
+};
+
+TEST_CASE("an exception in a ticket of any stage ends the call, and only the call") {
+  for (const int64_t bad : {0, 3, 20, 39}) {
+    FaultyWork work(bad);
+    {
+      TestPool pool(2);
+      PoolHelpers helpers(pool, 2);
+      CHECK_THROWS_AS(RunToEnd(WorkRef(&work), helpers), DeviceError);
+    }
+    CHECK(work.recycled());
+  }
+  FaultyWork work(-1);
+  TestPool pool(2);
+  PoolHelpers helpers(pool, 2);
+  CHECK(RunToEnd(WorkRef(&work), helpers).threads >= 1);
+}
+
+TEST_CASE("a helper that wakes after the call finds nothing to do") {
+  std::vector<std::function<void()>> late;
+  class Late final : public Helpers {
+   public:
+    explicit Late(std::vector<std::function<void()>>& tasks) : tasks_(tasks) {}
+    int count() const override { return 3; }
+    void Offer(WorkRef work) override {
+      tasks_.push_back([work] { Help(*work); });
+    }
+
+   private:
+    std::vector<std::function<void()>>& tasks_;
+  } helpers(late);
+  {
+    Problem problem({1, 64, 64, 640}, false, false, DType::kF32, DType::kF32, DType::kF32, 6);
+    const RunResult result = RunToEnd(EmulatedDevice().Begin(problem.gemm, 4), helpers);
+    CHECK(result.threads == 1);
+    CHECK(problem.Wrong() == 0);
+  }
+  CHECK(late.size() == 3);
+  for (const auto& task : late) task();  // the operands are freed by now
+}
+
+TEST_CASE("an unknown device is named, with those that exist") {
+  CHECK_THROWS_WITH_AS(FindDevice("npu9"), "no device is named 'npu9'; this process has: emulated",
+                       DeviceError);
+}
+
+TEST_CASE("counters add up over threads while they are read") {
+  Counters counters;
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 4; ++writer) {
+    writers.emplace_back([&counters, writer] {
+      for (int i = 0; i < 1000; ++i) {
+        CounterRow row;
+        row.calls = 1;
+        row.flops = 2;
+        counters.Add({"emulated", "NN", "bf16", 1, writer % 2, 1, 1}, row);
+      }
+    });
+  }
+  size_t most = 0;
+  for (int i = 0; i < 100; ++i) most = std::max(most, counters.Snapshot().size());
+  for (std::thread& writer : writers) writer.join();
+  CHECK(most <= 2);
+  const auto rows = counters.Snapshot();
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].second.calls == 2000);
+  CHECK(rows[1].second.flops == 4000);
+}
+
+}  // namespace
+}  // namespace jax_xdna

@@ -5,10 +5,24 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 
 namespace jax_xdna {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Asks for huge pages under a large block: a fresh result of a training step otherwise costs a page
+// fault for every 4 KB written. A hint only; failure costs speed.
+inline void AdviseHugePages(void* data, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
 
 class Arena {
  public:
@@ -27,16 +41,13 @@ class Arena {
       const size_t bytes = (count * sizeof(float) + align - 1) / align * align;
       data_ = static_cast<float*>(std::aligned_alloc(align, bytes));
       if (data_ == nullptr) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-      if (align == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);  // a hint: failure costs speed only
-#endif
+      AdviseHugePages(data_, bytes);
       capacity_ = bytes / sizeof(float);
     }
     return data_;
   }
 
  private:
-  static constexpr size_t kHugePage = size_t{2} << 20;
   float* data_ = nullptr;
   size_t capacity_ = 0;
 };

@@ -24,9 +24,9 @@ struct Ticket {
   int64_t piece;
 };
 
-// One product in flight, shared by the caller and its helpers (see run.h) and recycled by its device
-// when the last of them lets go. A ticket may wait only for tickets with a lower number, and those
-// have been claimed by a thread that is at work on them: no order of arrival can deadlock.
+// One product in flight, shared by the caller and its helpers (see run.h) and recycled by its
+// device when the last of them lets go. A ticket may wait only for tickets with a lower number, and
+// those have been claimed by a thread that is at work on them: no order of arrival can deadlock.
 class Work {
  public:
   virtual ~Work() = default;

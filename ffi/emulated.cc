@@ -2,9 +2,11 @@
 //
 // The smaller operand is packed once for all threads, a super-block of K at a time, by tickets of
 // their own. Each run ticket packs its strip of the larger operand into the thread's own memory
-// and multiplies it at once with the shared panels, so neither operand is passed over twice. A strip
-// of C belongs to one ticket at a time and its super-blocks of K run in order, hence one accumulator
-// per element whatever the blocking.
+// and multiplies it at once with the shared panels, so neither operand is passed over twice. A
+// strip of C belongs to one ticket at a time and its super-blocks of K run in order, hence one
+// accumulator per element whatever the blocking.
+#include "emulated.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,7 +15,6 @@
 
 #include "arena.h"
 #include "bf16.h"
-#include "emulated.h"
 #include "exact.h"
 #include "isa.h"
 
@@ -77,16 +78,19 @@ class EmulatedWork final : public Work {
 
     // A very long shared operand goes in several bands, each with strips of its own.
     depth_block_ = std::min(blocking_.depth, RoundUpDepth(gemm.k));
-    band_rows_ = std::min(CeilDiv(shared_rows_, shared_width),
-                          std::max<int64_t>(1, 4 * blocking_.shared_floats / depth_block_ / shared_width)) *
-                 shared_width;
+    band_rows_ =
+        std::min(CeilDiv(shared_rows_, shared_width),
+                 std::max<int64_t>(1, 4 * blocking_.shared_floats / depth_block_ / shared_width)) *
+        shared_width;
     bands_ = CeilDiv(shared_rows_, band_rows_);
-    const int64_t super = std::max<int64_t>(1, blocking_.shared_floats / (band_rows_ * depth_block_));
+    const int64_t super =
+        std::max<int64_t>(1, blocking_.shared_floats / (band_rows_ * depth_block_));
     super_depth_ = std::min(RoundUpDepth(gemm.k), super * depth_block_);
     supers_ = CeilDiv(gemm.k, super_depth_);
     phases_ = gemm.batch * bands_ * supers_;
 
-    strip_step_ = std::max<int64_t>(1, blocking_.strip_floats / depth_block_ / strip_width) * strip_width;
+    strip_step_ =
+        std::max<int64_t>(1, blocking_.strip_floats / depth_block_ / strip_width) * strip_width;
     // Every thread should get several strips, so that all of them finish together.
     while (strip_step_ > strip_width &&
            CeilDiv(strip_rows_, strip_step_) * phases_ < int64_t{4} * threads) {
@@ -94,7 +98,8 @@ class EmulatedWork final : public Work {
     }
     strips_ = CeilDiv(strip_rows_, strip_step_);
 
-    pack_step_ = std::max<int64_t>(1, blocking_.pack_floats / super_depth_ / shared_width) * shared_width;
+    pack_step_ =
+        std::max<int64_t>(1, blocking_.pack_floats / super_depth_ / shared_width) * shared_width;
     packs_ = CeilDiv(band_rows_, pack_step_);
 
     // Phases packed ahead. With few strips in a phase, several phases must be open at a time.
@@ -137,8 +142,7 @@ class EmulatedWork final : public Work {
     const int64_t rows = std::min(pack_step_, phase.rows - row);
     // The slot's last user must be through with it.
     const int64_t user = phase.index - ring_;
-    if (user >= 0 &&
-        !WaitUntil([&] { return computed_[user].load() == strips_; })) {
+    if (user >= 0 && !WaitUntil([&] { return computed_[user].load() == strips_; })) {
       return;
     }
     Stopwatch watch;
@@ -161,8 +165,8 @@ class EmulatedWork final : public Work {
     const int64_t strip = piece % strips_;
     const int64_t row = strip * strip_step_;
     const int64_t rows = std::min(strip_step_, strip_rows_ - row);
-    // Products of a batch may overtake each other, so each has a set of strip counters; `ring_` sets
-    // are enough, since its packing waited for the phase that many before.
+    // Products of a batch may overtake each other, so each has a set of strip counters; `ring_`
+    // sets are enough, since its packing waited for the phase that many before.
     std::atomic<int64_t>& supers_done =
         supers_done_[phase.index / supers_ % ring_ * strips_ + strip];
     const int64_t super = phase.index % supers_;
@@ -254,8 +258,8 @@ class EmulatedWork final : public Work {
     const int64_t vectors = CeilDiv(columns, isa_->lanes);
     const int64_t at = batch * gemm_.m * gemm_.n + i * gemm_.n + j;
     const bool bf16 = gemm_.c_dtype == DType::kBF16;
-    float* wide = bf16 ? (wide_c_ == nullptr ? nullptr : wide_c_ + at)
-                       : static_cast<float*>(gemm_.c) + at;
+    float* wide =
+        bf16 ? (wide_c_ == nullptr ? nullptr : wide_c_ + at) : static_cast<float*>(gemm_.c) + at;
 
     // A tile that ends inside a vector is computed beside C and copied.
     const bool beside = wide == nullptr || columns % isa_->lanes != 0;
@@ -334,9 +338,7 @@ class Emulated final : public Device {
  public:
   Emulated(const Isa& isa, const Blocking& blocking) : isa_(isa), pool_(isa, blocking) {}
   std::string name() const override { return "emulated"; }
-  std::string description() const override {
-    return std::string("CPU emulation, ") + isa_.name;
-  }
+  std::string description() const override { return std::string("CPU emulation, ") + isa_.name; }
   WorkRef Begin(const Gemm& gemm, int threads) override {
     EmulatedWork* work = pool_.Take();
     WorkRef reference(work);

@@ -21,7 +21,8 @@ struct Operand {
   int64_t batch_stride = 0;  // 0: one matrix shared by the whole batch
 };
 
-// C[b] = A[b] · B[b], with C row-major and contiguous. The numerical contract is in docs/numerics.md.
+// C[b] = A[b] · B[b], with C row-major and contiguous. The numerical contract is in
+// docs/numerics.md.
 struct Gemm {
   int64_t batch = 1;
   int64_t m = 0;

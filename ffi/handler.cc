@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "arena.h"
 #include "counters.h"
 #include "device.h"
 #include "run.h"
@@ -90,12 +91,11 @@ Gemm Describe(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, ffi::AnyBuffer& 
   }
   const Stored left = ReadOperand("a", a, layout[0] == 'N');
   const Stored right = ReadOperand("b", b, layout[1] == 'T');
-  const std::string both = ShapeText("a", a) + " and " + ShapeText("b", b) + " with layout " +
-                           std::string(layout);
+  const std::string both =
+      ShapeText("a", a) + " and " + ShapeText("b", b) + " with layout " + std::string(layout);
   if (left.depth != right.depth) {
     throw std::invalid_argument("jax_xdna gemm: " + both + " differ in K: " +
-                                std::to_string(left.depth) + " and " +
-                                std::to_string(right.depth));
+                                std::to_string(left.depth) + " and " + std::to_string(right.depth));
   }
   if (left.batch >= 0 && right.batch >= 0 && left.batch != right.batch) {
     throw std::invalid_argument("jax_xdna gemm: " + both + " differ in their batch size");
@@ -159,22 +159,22 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& a, const ffi::AnyBuff
   if (gemm.batch * gemm.m * gemm.n == 0 || gemm.k == 0) {
     std::memset(c.untyped_data(), 0, c.size_bytes());
   } else {
+    AdviseHugePages(c.untyped_data(), c.size_bytes());
     const int threads = static_cast<int>(std::max<int64_t>(1, pool.num_threads()));
     PoolHelpers helpers(pool, gemm.flops() < kSerialFlops ? 0 : threads - 1);
     const RunResult result = RunToEnd(device.Begin(gemm, helpers.count() + 1), helpers);
     row.threads = result.threads;
     row.stages = result.times;
   }
-  row.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ProcessCounters().Add({std::string(device_name), std::string(layout), std::string(numerics),
                          gemm.batch, gemm.m, gemm.k, gemm.n},
                         row);
 }
 
 ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b,
-                  ffi::Result<ffi::AnyBuffer> c, std::string_view layout,
-                  std::string_view numerics, std::string_view rounding, std::string_view device) {
+                  ffi::Result<ffi::AnyBuffer> c, std::string_view layout, std::string_view numerics,
+                  std::string_view rounding, std::string_view device) {
   try {
     Multiply(pool, a, b, *c, layout, numerics, rounding, device);
     return ffi::Error::Success();

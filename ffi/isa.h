@@ -24,9 +24,9 @@ struct Isa {
   static constexpr int kMaxVectors = 3;
 
   const char* name;
-  int mr;      // rows of a full tile
-  int nr;      // columns of a full tile: kMaxVectors vectors
-  int lanes;   // floats in a vector
+  int mr;                                  // rows of a full tile
+  int nr;                                  // columns of a full tile: kMaxVectors vectors
+  int lanes;                               // floats in a vector
   TileKernel tile[kMaxRows][kMaxVectors];  // [rows - 1][vectors - 1]
   PackPanels pack_a;
   PackPanels pack_b;

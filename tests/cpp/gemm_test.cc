@@ -1,13 +1,14 @@
 // The device below XLA: bits against a sequential reference, threads, faults. Run under
 // AddressSanitizer, UBSan and ThreadSanitizer by .ci/run.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <doctest/doctest.h>
 #include <functional>
 #include <limits>
 #include <random>
@@ -88,7 +89,7 @@ struct Problem {
   Shape shape;
   bool ta, tb;
   DType a_dtype, b_dtype, c_dtype;
-  std::vector<float> a, b;          // fp32 or, when bf16, the values after rounding
+  std::vector<float> a, b;  // fp32 or, when bf16, the values after rounding
   std::vector<uint16_t> a16, b16;
   std::vector<float> c;
   std::vector<uint16_t> c16;
@@ -121,10 +122,12 @@ struct Problem {
   }
 
   float A(int64_t z, int64_t i, int64_t p) const {
-    return BF16ToFloat(a16[z * shape.m * shape.k + i * gemm.a.row_stride + p * gemm.a.depth_stride]);
+    return BF16ToFloat(
+        a16[z * shape.m * shape.k + i * gemm.a.row_stride + p * gemm.a.depth_stride]);
   }
   float B(int64_t z, int64_t j, int64_t p) const {
-    return BF16ToFloat(b16[z * shape.k * shape.n + j * gemm.b.row_stride + p * gemm.b.depth_stride]);
+    return BF16ToFloat(
+        b16[z * shape.k * shape.n + j * gemm.b.row_stride + p * gemm.b.depth_stride]);
   }
 
   // How many elements differ from one fused multiply-add after another, in order of k.
@@ -159,7 +162,7 @@ RunResult Compute(Device& device, const Gemm& gemm, TestPool& pool, int helpers)
 
 TEST_CASE("every instruction set, layout, dtype and blocking gives the bits of the contract") {
   TestPool pool(3);
-  const Shape shapes[] = {{1, 1, 1, 1}, {1, 7, 9, 50}, {1, 65, 130, 49}, {2, 24, 71, 96},
+  const Shape shapes[] = {{1, 1, 1, 1},     {1, 7, 9, 50},   {1, 65, 130, 49}, {2, 24, 71, 96},
                           {1, 3, 257, 200}, {5, 16, 40, 16}, {1, 200, 90, 3}};
   const Blocking blockings[] = {Blocking(), {8, 64, 512, 64}, {40, 4000, 3000, 300}};
   const DType dtypes[] = {DType::kF32, DType::kBF16};
@@ -215,8 +218,9 @@ TEST_CASE("rounding to bf16: ties to even, overflow to infinity, NaN kept") {
 }
 
 TEST_CASE("the vector paths round special values as the scalar one does") {
-  const uint32_t special[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000, 0x7f7fffff, 0xff7fffff,
-                              0x7f800000, 0xff800000, 0x7f800001, 0xffc12345, 0x00800000, 0x3f807fff};
+  const uint32_t special[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000,
+                              0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000,
+                              0x7f800001, 0xffc12345, 0x00800000, 0x3f807fff};
   std::vector<float> in;
   for (int i = 0; i < 3; ++i) {
     for (const uint32_t u : special) in.push_back(FromBits(u));

@@ -63,11 +63,13 @@ class Pool {
 class EmulatedWork final : public Work {
  public:
   EmulatedWork(Pool& pool, const Isa& isa, const Blocking& blocking)
-      : pool_(pool), isa_(&isa), blocking_(blocking) {}
+      : pool_(pool), isa_of_device_(isa), blocking_(blocking) {}
 
   void Prepare(const Gemm& gemm, int threads) {
     gemm_ = gemm;
     exact_ = gemm.numerics == Numerics::kBFP16 || gemm.rounding == Rounding::kFloor;
+    // The other modes are written for panels of fp32.
+    isa_ = exact_ && isa_of_device_.step != 1 ? &IsaWithFp32Panels() : &isa_of_device_;
 
     // Which operand the threads share, and which one they cut into strips.
     share_a_ = gemm.m <= gemm.n;
@@ -150,7 +152,7 @@ class EmulatedWork final : public Work {
       // Each block of K is an array of panels of its own.
       for (int64_t k = 0; k < phase.depth; k += depth_block_) {
         const int64_t kc = std::min(depth_block_, phase.depth - k);
-        float* out = Slot(phase) + band_rows_ * k + row * RoundUpDepth(kc);
+        float* out = Slot(phase) + band_rows_ * Steps(k) + row * Steps(kc);
         PackOperand(share_a_, phase.batch, phase.row + row, rows, phase.k + k, kc, out);
       }
     }
@@ -184,9 +186,9 @@ class EmulatedWork final : public Work {
       const int64_t kc = std::min(depth_block_, phase.depth - k);
       PackOperand(!share_a_, phase.batch, row, rows, phase.k + k, kc, strip_panels);
       (share_a_ ? times.pack_b : times.pack_a) += watch.Lap();
-      const float* shared_panels = Slot(phase) + band_rows_ * k;
+      const float* shared_panels = Slot(phase) + band_rows_ * Steps(k);
       const bool last = phase.k + k + kc == gemm_.k;
-      MultiplyBlock(phase, row, rows, RoundUpDepth(kc), phase.k + k == 0, last, shared_panels,
+      MultiplyBlock(phase, row, rows, Steps(kc), phase.k + k == 0, last, shared_panels,
                     strip_panels, tile);
       times.run += watch.Lap();
     }
@@ -221,6 +223,9 @@ class EmulatedWork final : public Work {
     return gemm_.numerics == Numerics::kBFP16 ? CeilDiv(kc, kBfpGroup) * kBfpGroup : kc;
   }
 
+  // Lanes of a panel along K.
+  int64_t Steps(int64_t kc) const { return CeilDiv(RoundUpDepth(kc), isa_->step); }
+
   void PackOperand(bool a, int64_t batch, int64_t row, int64_t rows, int64_t k, int64_t kc,
                    float* out) const {
     const Operand& operand = a ? gemm_.a : gemm_.b;
@@ -234,24 +239,24 @@ class EmulatedWork final : public Work {
 
   // The panels of the operand that changes slowest are the outer loop: each stays in L1 (A) or L2
   // (B) while the strip's own panels pass by.
-  void MultiplyBlock(const Phase& phase, int64_t row, int64_t rows, int64_t kc, bool first,
+  void MultiplyBlock(const Phase& phase, int64_t row, int64_t rows, int64_t steps, bool first,
                      bool last, const float* shared_panels, const float* strip_panels,
                      float* tile) const {
     const int64_t shared_width = share_a_ ? isa_->mr : isa_->nr;
     const int64_t strip_width = share_a_ ? isa_->nr : isa_->mr;
     for (int64_t s = 0; s < phase.rows; s += shared_width) {
       for (int64_t t = 0; t < rows; t += strip_width) {
-        const float* shared = shared_panels + s * kc;
-        const float* strip = strip_panels + t * kc;
+        const float* shared = shared_panels + s * steps;
+        const float* strip = strip_panels + t * steps;
         const int64_t i = share_a_ ? phase.row + s : row + t;
         const int64_t j = share_a_ ? row + t : phase.row + s;
-        MultiplyTile(phase.batch, i, j, kc, first, last, share_a_ ? shared : strip,
+        MultiplyTile(phase.batch, i, j, steps, first, last, share_a_ ? shared : strip,
                      share_a_ ? strip : shared, tile);
       }
     }
   }
 
-  void MultiplyTile(int64_t batch, int64_t i, int64_t j, int64_t kc, bool first, bool last,
+  void MultiplyTile(int64_t batch, int64_t i, int64_t j, int64_t steps, bool first, bool last,
                     const float* a, const float* b, float* tile) const {
     const int64_t rows = std::min<int64_t>(isa_->mr, gemm_.m - i);
     const int64_t columns = std::min<int64_t>(isa_->nr, gemm_.n - j);
@@ -271,9 +276,9 @@ class EmulatedWork final : public Work {
       }
     }
     if (gemm_.numerics == Numerics::kBFP16) {
-      TileBfp16(kc, isa_->mr, isa_->nr, rows, vectors * isa_->lanes, a, b, out, ldc, first);
+      TileBfp16(steps, isa_->mr, isa_->nr, rows, vectors * isa_->lanes, a, b, out, ldc, first);
     } else {
-      isa_->tile[rows - 1][vectors - 1](kc, a, b, out, ldc, first);
+      isa_->tile[rows - 1][vectors - 1](steps, a, b, out, ldc, first);
     }
     if (bf16 && last) {
       uint16_t* c = static_cast<uint16_t*>(gemm_.c) + at;
@@ -301,7 +306,8 @@ class EmulatedWork final : public Work {
 
   Pool& pool_;
   Gemm gemm_;
-  const Isa* isa_;
+  const Isa& isa_of_device_;
+  const Isa* isa_ = nullptr;
   const Blocking blocking_;
   bool exact_ = false;
   bool share_a_ = true;

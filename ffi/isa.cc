@@ -37,7 +37,12 @@ const Isa& Choose() {
 std::vector<const Isa*> UsableIsas() {
   std::vector<const Isa*> usable;
 #if defined(__x86_64__)
-  if (IsaAvx512() != nullptr && HasAvx512()) usable.push_back(IsaAvx512());
+  if (IsaAvx512() != nullptr && HasAvx512()) {
+    usable.push_back(IsaAvx512());
+    if (IsaAvx512Bf16() != nullptr && __builtin_cpu_supports("avx512bf16") && Avx512Bf16IsExact()) {
+      usable.insert(__builtin_cpu_is("amd") ? usable.begin() : usable.end(), IsaAvx512Bf16());
+    }
+  }
   if (IsaAvx2() != nullptr && HasAvx2()) usable.push_back(IsaAvx2());
 #endif
   if (IsaNeon() != nullptr) usable.push_back(IsaNeon());
@@ -47,6 +52,16 @@ std::vector<const Isa*> UsableIsas() {
 
 const Isa& ActiveIsa() {
   static const Isa& isa = Choose();
+  return isa;
+}
+
+const Isa& IsaWithFp32Panels() {
+  static const Isa& isa = [&]() -> const Isa& {
+    for (const Isa* usable : UsableIsas()) {
+      if (usable->step == 1) return *usable;
+    }
+    return *IsaBaseline();
+  }();
   return isa;
 }
 

@@ -9,13 +9,13 @@
 
 namespace jax_xdna {
 
-// Adds the product of an A panel [kc][mr] and a B panel [kc][nr] to a tile of C with row stride
-// ldc, in order of k; `first` starts from zero instead of reading C.
-using TileKernel = void (*)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc,
+// Adds the product of an A panel [steps][mr] and a B panel [steps][nr] to a tile of C with row
+// stride ldc, in order of k; `first` starts from zero instead of reading C.
+using TileKernel = void (*)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                             bool first);
 
-// Packs `rows` × `kc` elements of an operand into panels of `width` rows: [panel][kc][width],
-// each element rounded to bf16 and kept as fp32, missing rows filled with zeros.
+// Packs `rows` × `kc` elements of an operand, rounded to bf16, into panels of `width` rows of
+// 32-bit lanes: [panel][step][width], missing rows filled with zeros.
 using PackPanels = void (*)(const Operand& source, int64_t batch, int64_t row, int64_t rows,
                             int64_t k, int64_t kc, float* out);
 
@@ -24,9 +24,10 @@ struct Isa {
   static constexpr int kMaxVectors = 3;
 
   const char* name;
-  int mr;                                  // rows of a full tile
-  int nr;                                  // columns of a full tile: kMaxVectors vectors
-  int lanes;                               // floats in a vector
+  int mr;     // rows of a full tile
+  int nr;     // columns of a full tile: kMaxVectors vectors
+  int lanes;  // floats in a vector
+  int step;   // elements of K in a lane of a panel: 1 as fp32, or 2 as bf16
   TileKernel tile[kMaxRows][kMaxVectors];  // [rows - 1][vectors - 1]
   PackPanels pack_a;
   PackPanels pack_b;
@@ -35,6 +36,7 @@ struct Isa {
 
 // Each returns null when the library was built without it.
 const Isa* IsaAvx512();
+const Isa* IsaAvx512Bf16();
 const Isa* IsaAvx2();
 const Isa* IsaNeon();
 const Isa* IsaBaseline();
@@ -42,9 +44,16 @@ const Isa* IsaBaseline();
 // What was built and runs on this CPU, best first; never empty.
 std::vector<const Isa*> UsableIsas();
 
+// Whether this CPU's bf16 dot instruction adds the two products one after the other, each sum
+// rounded once, as the contract wants; its description leaves that open. Tried on random operands.
+bool Avx512Bf16IsExact();
+
 // The best set that this CPU has; the environment variable JAX_XDNA_ISA picks a lesser one.
 // Throws std::invalid_argument when that names a set that is unknown or missing here.
 const Isa& ActiveIsa();
+
+// The best one whose panels hold fp32.
+const Isa& IsaWithFp32Panels();
 
 std::vector<std::string> CpuFeatures();
 

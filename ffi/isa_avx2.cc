@@ -11,6 +11,7 @@ namespace {
 struct Avx2 {
   using Reg = __m256;
   static constexpr int kLanes = 8;
+  static constexpr int kStep = 1;
   static Reg Zero() { return _mm256_setzero_ps(); }
   static Reg Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, Reg v) { _mm256_storeu_ps(p, v); }

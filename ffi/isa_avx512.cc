@@ -11,6 +11,7 @@ namespace {
 struct Avx512 {
   using Reg = __m512;
   static constexpr int kLanes = 16;
+  static constexpr int kStep = 1;
   static Reg Zero() { return _mm512_setzero_ps(); }
   static Reg Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, Reg v) { _mm512_storeu_ps(p, v); }

@@ -11,6 +11,7 @@ struct Plain {
   typedef float Reg __attribute__((vector_size(32)));
   typedef double Wide __attribute__((vector_size(64)));
   static constexpr int kLanes = 8;
+  static constexpr int kStep = 1;
   static Reg Zero() { return Reg{}; }
   static Reg Load(const float* p) { return LoadAs<Reg>(p); }
   static void Store(float* p, Reg v) { StoreAs(p, v); }

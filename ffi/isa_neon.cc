@@ -12,6 +12,7 @@ namespace {
 struct Neon {
   using Reg = float32x4x2_t;
   static constexpr int kLanes = 8;
+  static constexpr int kStep = 1;
   static Reg Zero() { return {{vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)}}; }
   static Reg Load(const float* p) { return {{vld1q_f32(p), vld1q_f32(p + 4)}}; }
   static void Store(float* p, Reg v) {

@@ -35,6 +35,7 @@ inline U32x8 RoundBits(U32x8 u) {
   return (rounded & ~nan) | (((u | 0x00400000u) & 0xffff0000u) & nan);
 }
 
+// fp32 bits of eight or of one source element, rounded.
 inline U32x8 LoadRounded(const float* p) { return RoundBits(LoadAs<U32x8>(p)); }
 inline U32x8 LoadRounded(const uint16_t* p) {
   return __builtin_convertvector(LoadAs<U16x8>(p), U32x8) << 16;
@@ -73,121 +74,172 @@ inline void Transpose8x8(U32x8 r[8]) {
   }
 }
 
-// Any strides, any remainder: rows [0, rows) and k [k0, kc) of one panel.
-template <typename T, int W>
-inline void PackScalar(const T* src, int64_t rs, int64_t ks, int64_t rows, int64_t k0, int64_t kc,
-                       float* out) {
-  for (int64_t k = k0; k < kc; ++k) {
+// A panel is an array of 32-bit lanes [step][row]. With kStep = 1 a lane is one element as fp32;
+// with kStep = 2 it is the bf16 elements k (upper half) and k + 1 (lower half). kPad completes an
+// odd K: a product −0 · 0 = −0 changes no sum, not even the sign of a zero.
+template <typename T, int kStep, uint32_t kPad>
+struct Lanes {
+  // One row, any stride along k; `second` says whether k + 1 exists.
+  static uint32_t One(const T* p, int64_t ks, bool second) {
+    if constexpr (kStep == 1) {
+      return LoadRoundedOne(p);
+    } else {
+      return LoadRoundedOne(p) | (second ? LoadRoundedOne(p + ks) >> 16 : kPad);
+    }
+  }
+  // Eight rows that lie side by side, one step.
+  static U32x8 Across(const T* p, int64_t ks) {
+    if constexpr (kStep == 1) {
+      return LoadRounded(p);
+    } else {
+      return LoadRounded(p) | (LoadRounded(p + ks) >> 16);
+    }
+  }
+  // One row that lies along k, eight steps.
+  static U32x8 Along(const T* p) {
+    if constexpr (kStep == 1) {
+      return LoadRounded(p);
+    } else {
+      const U32x8 low = LoadRounded(p);
+      const U32x8 high = LoadRounded(p + 8);
+      return JAX_XDNA_SHUFFLE(low, high, 0, 2, 4, 6, 8, 10, 12, 14) |
+             (JAX_XDNA_SHUFFLE(low, high, 1, 3, 5, 7, 9, 11, 13, 15) >> 16);
+    }
+  }
+};
+
+inline void StoreLane(float* p, uint32_t u) { std::memcpy(p, &u, sizeof u); }
+
+// What is packed: strides in elements, `kc` of K, `steps` lanes along it.
+template <typename T>
+struct Source {
+  const T* data;
+  int64_t rs, ks, rows, kc, steps;
+};
+
+// Rows [row, row + W) one lane at a time: any strides, missing rows are zeros.
+template <typename T, int W, int kStep, uint32_t kPad>
+inline void PackScalar(const Source<T>& s, int64_t row, int64_t step, float* panel) {
+  for (; step < s.steps; ++step) {
     for (int64_t i = 0; i < W; ++i) {
-      const uint32_t u = i < rows ? LoadRoundedOne(src + i * rs + k * ks) : 0u;
-      std::memcpy(out + k * W + i, &u, sizeof u);
+      const int64_t k = step * kStep;
+      StoreLane(panel + step * W + i,
+                row + i < s.rows ? Lanes<T, kStep, kPad>::One(s.data + (row + i) * s.rs + k * s.ks,
+                                                              s.ks, k + 1 < s.kc)
+                                 : 0u);
     }
   }
 }
 
 // Source contiguous along the panel: one sweep of k writes every panel, so a page of the source
-// is visited once per k and not once per panel.
-template <typename T, int W>
-inline void PackContiguous(const T* src, int64_t ks, int64_t rows, int64_t kc, float* out) {
-  const int64_t whole = rows / W;
+// is visited once per step and not once per panel.
+template <typename T, int W, int kStep, uint32_t kPad>
+inline void PackContiguous(const Source<T>& s, float* out) {
+  using L = Lanes<T, kStep, kPad>;
+  const int64_t whole = s.rows / W;
+  const int64_t panel = s.steps * W;
+  const int64_t full = s.kc / kStep;
   constexpr int kAhead = 8;
-  for (int64_t k = 0; k < kc; ++k) {
-    const T* from = src + k * ks;
-    if (k + kAhead < kc) {
-      const char* next = reinterpret_cast<const char*>(from + kAhead * ks);
-      for (int64_t byte = 0; byte < whole * W * static_cast<int64_t>(sizeof(T)); byte += 64) {
-        __builtin_prefetch(next + byte);
+  for (int64_t step = 0; step < full; ++step) {
+    const T* from = s.data + step * kStep * s.ks;
+    if (step + kAhead < full) {
+      for (int k = 0; k < kStep; ++k) {
+        const char* next = reinterpret_cast<const char*>(from + (kAhead * kStep + k) * s.ks);
+        const int64_t bytes = whole * W * static_cast<int64_t>(sizeof(T));
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte);
       }
     }
-    float* to = out + k * W;
+    float* to = out + step * W;
     if constexpr (W % 8 == 0) {
-      for (int64_t p = 0; p < whole; ++p, from += W, to += kc * W) {
-        for (int i = 0; i < W; i += 8) StoreAs(to + i, LoadRounded(from + i));
+      for (int64_t p = 0; p < whole; ++p, from += W, to += panel) {
+        for (int i = 0; i < W; i += 8) StoreAs(to + i, L::Across(from + i, s.ks));
       }
     } else {
       static_assert(W == 4, "a panel is four rows or a multiple of eight");
       int64_t p = 0;
-      for (; p + 2 <= whole; p += 2, from += 8, to += 2 * kc * W) {
-        const U32x8 v = LoadRounded(from);
+      for (; p + 2 <= whole; p += 2, from += 8, to += 2 * panel) {
+        const U32x8 v = L::Across(from, s.ks);
         std::memcpy(to, &v, 16);
-        std::memcpy(to + kc * W, reinterpret_cast<const char*>(&v) + 16, 16);
+        std::memcpy(to + panel, reinterpret_cast<const char*>(&v) + 16, 16);
       }
-      for (; p < whole; ++p, from += W, to += kc * W) {
-        for (int i = 0; i < W; ++i) {
-          const uint32_t u = LoadRoundedOne(from + i);
-          std::memcpy(to + i, &u, sizeof u);
-        }
+      for (; p < whole; ++p, from += W, to += panel) {
+        for (int i = 0; i < W; ++i) StoreLane(to + i, L::One(from + i, s.ks, true));
       }
     }
   }
-  if (rows % W != 0) {
-    PackScalar<T, W>(src + whole * W, 1, ks, rows - whole * W, 0, kc, out + whole * W * kc);
+  for (int64_t p = 0; p < whole; ++p) {  // the last step of an odd K
+    PackScalar<T, W, kStep, kPad>(s, p * W, full, out + p * panel);
   }
+  if (s.rows % W != 0) PackScalar<T, W, kStep, kPad>(s, whole * W, 0, out + whole * panel);
 }
 
-// Source contiguous along k: 8×8 blocks are transposed in registers.
-template <typename T, int W>
-inline void PackTransposed(const T* src, int64_t rs, int64_t rows, int64_t kc, float* out) {
-  const int64_t even_k = kc / 8 * 8;
+// Source contiguous along k: blocks of eight rows and eight steps are transposed in registers.
+template <typename T, int W, int kStep, uint32_t kPad>
+inline void PackTransposed(const Source<T>& s, float* out) {
+  using L = Lanes<T, kStep, kPad>;
+  const int64_t even = s.kc / (8 * kStep) * 8;
+  const auto lane = [&](int64_t row, int64_t step) {
+    return out + (row / W * s.steps + step) * W + row % W;
+  };
+  const auto one = [&](int64_t row, int64_t step) {
+    return row < s.rows ? L::One(s.data + row * s.rs + step * kStep, 1, step * kStep + 1 < s.kc)
+                        : 0u;
+  };
   int64_t row = 0;
-  for (; row + 8 <= rows; row += 8) {
-    const T* from = src + row * rs;
-    float* to = out + row / W * W * kc + row % W;
-    for (int64_t k = 0; k < even_k; k += 8) {
+  for (; row + 8 <= s.rows; row += 8) {
+    const T* from = s.data + row * s.rs;
+    for (int64_t step = 0; step < even; step += 8) {
       U32x8 r[8];
-      for (int i = 0; i < 8; ++i) r[i] = LoadRounded(from + i * rs + k);
+      for (int i = 0; i < 8; ++i) r[i] = L::Along(from + i * s.rs + step * kStep);
       Transpose8x8(r);
       for (int i = 0; i < 8; ++i) {
+        float* to = lane(row, step + i);
         if constexpr (W % 8 == 0) {
-          StoreAs(to + (k + i) * W, r[i]);
+          StoreAs(to, r[i]);
         } else {
-          std::memcpy(to + (k + i) * W, &r[i], 16);
-          std::memcpy(to + (kc + k + i) * W, reinterpret_cast<const char*>(&r[i]) + 16, 16);
+          std::memcpy(to, &r[i], 16);
+          std::memcpy(to + s.steps * W, reinterpret_cast<const char*>(&r[i]) + 16, 16);
         }
       }
     }
-    for (int64_t k = even_k; k < kc; ++k) {
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t u = LoadRoundedOne(from + i * rs + k);
-        const int64_t at = W % 8 == 0 ? k * W + i : (i / 4 * kc + k) * W + i % 4;
-        std::memcpy(to + at, &u, sizeof u);
-      }
+    for (int64_t step = even; step < s.steps; ++step) {
+      for (int i = 0; i < 8; ++i) StoreLane(lane(row + i, step), one(row + i, step));
     }
   }
   // Rows left over, then the zero rows that complete the last panel.
-  for (const int64_t end = (rows + W - 1) / W * W; row < end; ++row) {
-    float* to = out + row / W * W * kc + row % W;
-    for (int64_t k = 0; k < kc; ++k) {
-      const uint32_t u = row < rows ? LoadRoundedOne(src + row * rs + k) : 0u;
-      std::memcpy(to + k * W, &u, sizeof u);
-    }
+  for (const int64_t end = (s.rows + W - 1) / W * W; row < end; ++row) {
+    for (int64_t step = 0; step < s.steps; ++step) StoreLane(lane(row, step), one(row, step));
   }
 }
 
-template <typename T, int W>
+template <typename T, int W, int kStep, uint32_t kPad>
 inline void PackTyped(const Operand& o, int64_t batch, int64_t row, int64_t rows, int64_t k,
                       int64_t kc, float* out) {
-  const T* src = static_cast<const T*>(o.data) + batch * o.batch_stride + row * o.row_stride +
-                 k * o.depth_stride;
+  const Source<T> source = {static_cast<const T*>(o.data) + batch * o.batch_stride +
+                                row * o.row_stride + k * o.depth_stride,
+                            o.row_stride,
+                            o.depth_stride,
+                            rows,
+                            kc,
+                            (kc + kStep - 1) / kStep};
   if (o.row_stride == 1) {
-    PackContiguous<T, W>(src, o.depth_stride, rows, kc, out);
+    PackContiguous<T, W, kStep, kPad>(source, out);
   } else if (o.depth_stride == 1) {
-    PackTransposed<T, W>(src, o.row_stride, rows, kc, out);
+    PackTransposed<T, W, kStep, kPad>(source, out);
   } else {
     for (int64_t p = 0; p < rows; p += W) {
-      PackScalar<T, W>(src + p * o.row_stride, o.row_stride, o.depth_stride, rows - p, 0, kc,
-                       out + p * kc);
+      PackScalar<T, W, kStep, kPad>(source, p, 0, out + p * source.steps);
     }
   }
 }
 
-template <int W>
+template <int W, int kStep, uint32_t kPad>
 void Pack(const Operand& o, int64_t batch, int64_t row, int64_t rows, int64_t k, int64_t kc,
           float* out) {
   if (o.dtype == DType::kF32) {
-    PackTyped<float, W>(o, batch, row, rows, k, kc, out);
+    PackTyped<float, W, kStep, kPad>(o, batch, row, rows, k, kc, out);
   } else {
-    PackTyped<uint16_t, W>(o, batch, row, rows, k, kc, out);
+    PackTyped<uint16_t, W, kStep, kPad>(o, batch, row, rows, k, kc, out);
   }
 }
 
@@ -199,11 +251,11 @@ void RoundRow(const float* in, int64_t count, uint16_t* out) {
   for (; i < count; ++i) out[i] = static_cast<uint16_t>(LoadRoundedOne(in + i) >> 16);
 }
 
-// MR × NV vectors of C stay in registers over the whole of kc. V supplies Reg, kLanes, Zero, Load,
-// Store, Broadcast, Fma (acc + a·b, rounded once) and Pin, which keeps the compiler from folding a
-// loaded value back into each of its uses.
+// MR × NV vectors of C stay in registers over all steps. V supplies Reg, kLanes, kStep, Zero, Load,
+// Store, Broadcast, Prefetch, Fma (acc + a·b, rounded once for each element of K in a step) and
+// Pin, which keeps the compiler from folding a loaded value back into each of its uses.
 template <typename V, int kPanelRows, int MR, int NV>
-void Tile(int64_t kc, const float* __restrict a, const float* __restrict b, float* __restrict c,
+void Tile(int64_t steps, const float* __restrict a, const float* __restrict b, float* __restrict c,
           int64_t ldc, bool first) {
   constexpr int kPanelColumns = Isa::kMaxVectors * V::kLanes;
   typename V::Reg acc[MR][NV];
@@ -214,7 +266,7 @@ void Tile(int64_t kc, const float* __restrict a, const float* __restrict b, floa
       acc[i][j] = first ? V::Zero() : V::Load(c + i * ldc + j * V::kLanes);
     }
   }
-  for (int64_t k = 0; k < kc; ++k, a += kPanelRows, b += kPanelColumns) {
+  for (int64_t step = 0; step < steps; ++step, a += kPanelRows, b += kPanelColumns) {
     typename V::Reg column[NV];
 #pragma GCC unroll 3
     for (int j = 0; j < NV; ++j) {
@@ -253,8 +305,9 @@ constexpr Isa MakeIsa(const char* name) {
   isa.nr = Isa::kMaxVectors * V::kLanes;
   isa.lanes = V::kLanes;
   FillRows<V, kPanelRows, kPanelRows>(isa);
-  isa.pack_a = Pack<kPanelRows>;
-  isa.pack_b = Pack<Isa::kMaxVectors * V::kLanes>;
+  isa.step = V::kStep;
+  isa.pack_a = Pack<kPanelRows, V::kStep, 0x8000u>;
+  isa.pack_b = Pack<Isa::kMaxVectors * V::kLanes, V::kStep, 0u>;
   isa.round_row = RoundRow;
   return isa;
 }

@@ -1,0 +1,1 @@
+"""GPT-2 in Flax, and the programs that train it and sample from it."""

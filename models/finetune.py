@@ -1,0 +1,235 @@
+"""Trains GPT-2 on text, its matrix products on the NPU or the emulated device.
+
+`python -m models.finetune --help` lists the flags; without any, it trains a small model on this
+Python's standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax_xdna
+
+from . import checkpoint, report, train
+from .errors import UserError
+from .generate import generate
+from .gpt2 import GPT2
+from .options import parse_policy
+from .prepare import Run, prepare
+from .rundir import METRICS, OPTIONS
+from .trainer import Trainer
+
+FP32_METRICS = "metrics-fp32.jsonl"
+SUMMARY = "summary.json"
+SAMPLE_TOKENS = 200
+
+
+class Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        old = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping after this step; once more stops at once", flush=True)
+
+
+def execute(run: Run) -> int:
+    """Trains, saves and reports. Returns the exit code."""
+    options, folder = run.options, run.folder
+    model, policy = GPT2(run.config), parse_policy(options.policy)
+
+    def offload(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax_xdna.offload(fn, policy=policy, device=options.device)
+
+    def save(state: train.State) -> None:
+        folder.save_state(state, run.identity())
+        checkpoint.save_params(folder.path, run.config, state.params)
+
+    trainer = Trainer(options, model, run.corpus, offload)
+    state = train.init_state(run.initial_params(), trainer.optimizer)
+    resumed = options.resume and folder.has_state()
+    if resumed:
+        state = folder.load_state(state, run.identity())
+    start = int(state.step)
+    begin_folder(run, start if resumed else None)
+    share, flops = offloaded_share(trainer, state, policy, options.device)
+    describe(run, share, flops, start)
+
+    interrupt = Interrupt()
+    with interrupt.handled():
+        print(f"compiled in {trainer.compile(state):.1f} s\n", flush=True)
+        began = time.perf_counter()
+        with report.Display(options.steps, start) as display, jax_xdna.profile() as profile:
+
+            def log(row: dict[str, Any]) -> None:
+                folder.append_metrics(row)
+                display.show(row)
+
+            outcome = trainer.run(state, log, save, lambda: interrupt.requested)
+        seconds = time.perf_counter() - began
+        step = int(outcome.state.step)
+        if step < options.steps:
+            print(f"stopped at step {step} of {options.steps}; all of it is saved. To continue:")
+            print(f"  python -m models.finetune --out {folder.path} --resume")
+            return 0
+        rows = folder.read_metrics()
+        val_loss = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+        summary = {
+            "val_loss": val_loss,
+            "val_perplexity": report.perplexity(val_loss),
+            "offloaded_flop_share": share,
+            "tokens_per_second": outcome.tokens_per_second,
+            "seconds": seconds,
+            "skipped_steps": int(outcome.state.opt_state.total_notfinite),
+        }
+        if step == start:  # Nothing was left to train: the speed is that of the run before.
+            summary |= folder.read_json(SUMMARY) if folder.has(SUMMARY) else {}
+        show_results(run, model, outcome.state.params, summary)
+        print(f"\nWhere {seconds:.1f} s went, training and evaluation:\n")
+        print(report.stage_table(profile, seconds))
+        fp32_rows = compare(run, model, rows, summary, interrupt) if options.compare else []
+    report.plot_losses(folder.path / "loss.png", rows, fp32_rows)
+    folder.write_json(SUMMARY, summary)
+    folder.close()
+    names = (checkpoint.WEIGHTS, checkpoint.CONFIG, METRICS, "loss.png", SUMMARY)
+    print(f"\nSaved in {folder.path}: {', '.join(names)}")
+    print(f'More text: python -m models.generate {folder.path} --prompt "…"')
+    return 0
+
+
+def begin_folder(run: Run, step: int | None) -> None:
+    """Makes the folder, or drops log rows after the step that is resumed from."""
+    path = run.folder.path
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be made: {error.strerror}") from error
+    run.folder.write_json(OPTIONS, run.options.stored())
+    checkpoint.save_config(path, run.config, run.tokenizer.end)
+    checkpoint.write_atomically(path / "tokenizer.json", run.tokenizer.to_json().encode())
+    run.folder.cut_metrics(-1 if step is None else step)
+
+
+def offloaded_share(
+    trainer: Trainer, state: train.State, policy: jax_xdna.Policy, device: str | None
+) -> tuple[float, int]:
+    """The share of a train step's matmul FLOPs that goes to the device, and the FLOPs of all."""
+    args = (state, *trainer.example())
+    dots = jax_xdna.explain(trainer.train_step, *args, policy=policy, device=device, print=False)
+    total = sum(dot.flops for dot in dots)
+    return sum(dot.flops for dot in dots if dot.offloaded) / total, total
+
+
+def describe(run: Run, share: float, flops: int, start: int) -> None:
+    """Prints what is about to run."""
+    o, c = run.options, run.config
+    size = sum(leaf.size for leaf in checkpoint.abstract_params(c).values())
+    source = f"from {o.init}" if o.init else f"{o.model or 'small'}, new weights"
+    text = " ".join(o.data) if o.data else "the standard library of this Python"
+    device = next(d for d in jax_xdna.devices() if o.device in (None, d.name))
+    per_step = f"{o.grad_accum * o.batch_size * o.block_size:,} tokens per step"
+    accumulated = f"{o.grad_accum} × " if o.grad_accum > 1 else ""
+    print(
+        f"model   {source}: {size / 1e6:.1f} M parameters, {c.n_layer} layers, width {c.n_embd}, "
+        f"vocabulary {c.vocab_size}\n"
+        f"data    {text}: {len(run.corpus.train):,} tokens, {len(run.corpus.validation):,} for "
+        f"validation, {run.corpus.documents} documents\n"
+        f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block_size}), "
+        f"peak lr {o.learning_rate:g}\n"
+        f"device  {device.name} ({device.description}), policy {o.policy}: {share:.1%} of "
+        f"{flops / 1e9:.3g} GFLOP per step\n"
+        f"folder  {run.folder.path}",
+        flush=True,
+    )
+
+
+def show_results(run: Run, model: GPT2, params: Any, summary: dict[str, Any]) -> None:
+    """Prints losses, speed and a sample."""
+    end = run.tokenizer.end
+    ids = generate(model, params, [end], max_tokens=SAMPLE_TOKENS, seed=run.options.seed, end=end)
+    sample = run.tokenizer.decode(list(ids)).rstrip()
+    print(
+        f"\nvalidation loss {report.number(summary['val_loss'], '.4f')}, "
+        f"perplexity {report.number(summary['val_perplexity'], '.3f')}\n"
+        f"{summary['offloaded_flop_share']:.1%} of matmul FLOPs offloaded, "
+        f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['skipped_steps']} steps skipped\n"
+        "\nA sample:\n"
+    )
+    print("\n".join("  │ " + line for line in sample.splitlines()))
+
+
+def compare(
+    run: Run,
+    model: GPT2,
+    ours: list[dict[str, Any]],
+    summary: dict[str, Any],
+    interrupt: Interrupt,
+) -> list[dict[str, Any]]:
+    """Trains the same steps on plain fp32 XLA; prints both and adds to the summary.
+
+    Returns the rows of its log.
+    """
+    print("\nThe same steps on plain fp32 XLA:\n")
+    folder, steps = run.folder, run.options.steps
+    trainer = Trainer(run.options, model, run.corpus, lambda fn: fn)
+    state = train.init_state(run.initial_params(), trainer.optimizer)
+    trainer.compile(state)
+    folder.cut_metrics(-1, FP32_METRICS)
+    with report.Display(steps, label="fp32") as display:
+
+        def log(row: dict[str, Any]) -> None:
+            folder.append_metrics(row, FP32_METRICS)
+            display.show(row)
+
+        outcome = trainer.run(state, log, lambda state: None, lambda: interrupt.requested)
+    rows = folder.read_metrics(FP32_METRICS)
+    if int(outcome.state.step) < steps:
+        print("comparison stopped; --resume --compare starts it again")
+        return rows
+    loss = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+    summary["fp32_val_loss"] = loss
+    summary["fp32_val_perplexity"] = report.perplexity(loss)
+    summary["fp32_tokens_per_second"] = outcome.tokens_per_second
+    print("\nTraining loss, mean of the steps named:\n")
+    print(report.loss_table(ours, rows))
+    a, b = summary["val_perplexity"], summary["fp32_val_perplexity"]
+    difference = f"{a / b - 1:+.3%}" if a and b else "not finite"
+    print(
+        f"\nvalidation perplexity {report.number(a, '.4f')} offloaded, "
+        f"{report.number(b, '.4f')} fp32: difference {difference}\n"
+        f"tokens/s {summary['tokens_per_second']:,.0f} offloaded, "
+        f"{outcome.tokens_per_second:,.0f} fp32"
+    )
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        return execute(prepare(argv))
+    except UserError as error:
+        print(f"models.finetune: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The fine-tuner's flags: what they are, what they may be, and which a resumed run may change."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax_xdna
+
+from .errors import UserError
+from .gpt2 import PRESETS
+
+
+@dataclass(frozen=True)
+class Options:
+    """Values of all flags; None where the default depends on others."""
+
+    data: tuple[str, ...] = ()
+    out: str | None = None
+    model: str | None = None
+    init: str | None = None
+    tokenizer: str | None = None
+    steps: int = 240
+    batch_size: int = 8
+    block_size: int = 128
+    grad_accum: int = 1
+    lr: float | None = None
+    warmup: int | None = None
+    weight_decay: float = 0.1
+    dropout: float = 0.0
+    seed: int = 1
+    eval_every: int = 60
+    save_every: int = 120
+    device: str | None = None
+    policy: str = "threshold:256"
+    compare: bool = False
+    resume: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """--lr, or a usual peak: gentle for a trained model, high for a new small one."""
+        if self.lr is not None:
+            return self.lr
+        return 5e-5 if self.init else 2e-3
+
+    @property
+    def warmup_steps(self) -> int:
+        return self.steps // 10 if self.warmup is None else self.warmup
+
+    def stored(self) -> dict[str, Any]:
+        """What a run's folder keeps for --resume."""
+        ours = ("out", "resume")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ours}
+
+    @property
+    def default_name(self) -> str:
+        """Model and data, as the name of the run's folder."""
+        model = self.model or (Path(self.init).resolve().name if self.init else "small")
+        data = "-".join(Path(source).stem or "data" for source in self.data[:2]) or "stdlib"
+        return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{model}-{data}")
+
+
+# What a resumed run may change: they leave the steps already made as they were.
+# (Other text behind --data is noticed by its tokens.)
+MAY_CHANGE = {
+    *("data", "out", "steps", "eval_every", "save_every"),
+    *("device", "policy", "compare", "resume"),
+}
+
+_MINIMUM = {
+    **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum"), 1),
+    **dict.fromkeys(("eval_every", "save_every"), 1),
+    **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout"), 0),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = _Parser(
+        prog="python -m models.finetune",
+        description="Trains GPT-2 on your text, its matrix products on the NPU or the emulated "
+        "device. Without arguments: the small preset on this Python's standard library.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    d = Options()
+    what = p.add_argument_group("what to train")
+    what.add_argument(
+        "--data",
+        nargs="+",
+        metavar="PATH",
+        help="files, directories or globs of .txt, .md, .py, .jsonl (field text); "
+        "default: the standard library",
+    )
+    what.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)}; default: small")
+    what.add_argument("--init", metavar="DIR", help="start from a Hugging Face or run folder")
+    what.add_argument(
+        "--tokenizer",
+        metavar="SPEC",
+        help="bytes, a tokenizer.json, or a folder with tokenizer.json or vocab.json and "
+        "merges.txt; default: that of --init, else bytes",
+    )
+    what.add_argument("--out", metavar="DIR", help="the run's folder; default: a new runs/<name>")
+    what.add_argument("--resume", action="store_true", help="continue the run in --out exactly")
+    how = p.add_argument_group("how to train")
+    how.add_argument("--steps", type=int, help=f"optimizer steps; default {d.steps}")
+    how.add_argument(
+        "--batch-size", type=int, help=f"sequences per micro-batch; default {d.batch_size}"
+    )
+    how.add_argument("--block-size", type=int, help=f"tokens per sequence; default {d.block_size}")
+    how.add_argument("--grad-accum", type=int, help="micro-batches per step; default 1")
+    how.add_argument("--lr", type=float, help="peak learning rate; default 2e-3, 5e-5 with --init")
+    how.add_argument("--warmup", type=int, help="warm-up steps; default a tenth of --steps")
+    how.add_argument("--weight-decay", type=float, help=f"default {d.weight_decay}")
+    how.add_argument("--dropout", type=float, help=f"default {d.dropout:g}")
+    how.add_argument("--seed", type=int, help=f"weights, data order and dropout; default {d.seed}")
+    how.add_argument("--eval-every", type=int, metavar="N", help=f"default {d.eval_every} steps")
+    how.add_argument("--save-every", type=int, metavar="N", help=f"default {d.save_every} steps")
+    where = p.add_argument_group("where its matrix products run")
+    where.add_argument("--device", help="see python -m jax_xdna; default: XDNA_DEVICE or the first")
+    where.add_argument(
+        "--policy", help=f"threshold[:N], always or never; default {d.policy} (mean size)"
+    )
+    where.add_argument(
+        "--compare", action="store_true", help="train again on plain fp32 XLA and compare"
+    )
+    return p
+
+
+def parse(argv: list[str] | None = None) -> dict[str, Any]:
+    """The flags given, by name, each valid on its own. Raises UserError for one that is not."""
+    given = vars(parser().parse_args(argv))
+    if "data" in given:
+        given["data"] = tuple(given["data"])
+    for name, low in _MINIMUM.items():
+        if given.get(name, low) < low:
+            raise UserError(f"{flag(name)} is {given[name]}; it must be at least {low}")
+    if not 0 < given.get("lr", 1) < float("inf"):
+        raise UserError(f"--lr is {given['lr']}; it must be positive and finite")
+    if not given.get("dropout", 0) < 1:
+        raise UserError(f"--dropout is {given['dropout']}; it must be below 1")
+    if not given.get("weight_decay", 0) < float("inf"):
+        raise UserError(f"--weight-decay is {given['weight_decay']}; it must be finite")
+    if given.get("model", "small") not in PRESETS:
+        raise UserError(f"--model is {given['model']!r}; it must be one of {', '.join(PRESETS)}")
+    names = [device.name for device in jax_xdna.devices()]
+    if "device" in given and given["device"] not in names:
+        raise UserError(f"--device is {given['device']!r}; this machine has {', '.join(names)}")
+    parse_policy(given.get("policy", Options.policy))
+    return given
+
+
+def parse_policy(text: str) -> jax_xdna.Policy:
+    """The policy of "threshold", "threshold:N", "always" or "never"."""
+    name, colon, size = text.partition(":")
+    if name == "threshold" and (size.isdecimal() or not colon):
+        return jax_xdna.Policy.threshold(*([int(size)] if colon else []))
+    if text in ("always", "never"):
+        return getattr(jax_xdna.Policy, text)()
+    raise UserError(
+        f"--policy is {text!r}; it must be threshold, threshold:N with a whole number N, "
+        "always or never"
+    )
+
+
+def merge(stored: dict[str, Any], given: dict[str, Any]) -> Options:
+    """A resumed run's options. Raises UserError when a flag contradicts what was trained."""
+    stored = {**stored, "data": tuple(stored["data"])}
+    for name, value in given.items():
+        if name not in MAY_CHANGE and stored[name] != value:
+            was = "not given" if stored[name] in (None, ()) else stored[name]
+            raise UserError(
+                f"--resume: {flag(name)} is {value}, but the run was started with {was}; "
+                "leave it out, or start a new run"
+            )
+    return dataclasses.replace(Options(**stored), **given)
+
+
+def flag(name: str) -> str:
+    """grad_accum → --grad-accum."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,111 @@
+"""From flags to everything a run needs, read and checked before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import checkpoint, data, tokenizer
+from .errors import UserError
+from .gpt2 import GPT2, PRESETS, Config
+from .options import Options, merge, parse
+from .rundir import OPTIONS, RunDir
+
+RUNS = Path("runs")
+
+
+@dataclass
+class Run:
+    """A run that can begin: its flags, its folder (not yet made), and what they name."""
+
+    options: Options
+    folder: RunDir
+    tokenizer: tokenizer.Tokenizer
+    config: Config
+    corpus: data.Corpus
+    initial_params: Callable[[], Any]
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must find unchanged."""
+        return {
+            "model": dataclasses.asdict(self.config),
+            "tokenizer": self.tokenizer.fingerprint(),
+            "data": self.corpus.fingerprint(),
+        }
+
+
+def prepare(argv: list[str] | None) -> Run:
+    """Reads and checks flags, data, tokenizer and model. Writes nothing."""
+    given = parse(argv)
+    folder = _folder(given)
+    options = Options(**given)
+    if options.resume:
+        options = merge(folder.read_json(OPTIONS), given)
+    source = Path(options.init) if options.init else None
+    if source and not source.is_dir():
+        raise UserError(f"--init: {source} is not a folder")
+    spec = options.tokenizer or (str(source) if source else "bytes")
+    tokens = tokenizer.load(str(folder.path) if options.resume else spec)
+    config = _config(options, source, tokens)
+    corpus = data.build(
+        data.find_files(options.data) if options.data else data.stdlib_files(), tokens
+    )
+    if options.block_size > config.n_positions:
+        raise UserError(
+            f"--block-size is {options.block_size}; this model's n_positions is "
+            f"{config.n_positions}"
+        )
+    data.require(corpus.train, options.block_size, "training")
+
+    def initial_params() -> Any:
+        if source:
+            return checkpoint.load_params(source, config)
+        key = jax.random.key(options.seed)
+        return jax.jit(GPT2(config).init)(key, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    if source:
+        initial_params()  # Complains about its tensors before anything is written.
+    return Run(options, folder, tokens, config, corpus, initial_params)
+
+
+def _folder(given: dict[str, Any]) -> RunDir:
+    """The run's folder: --out, or a new one, or the newest with --resume. A used one is refused."""
+    if given.get("resume"):
+        if "out" in given:
+            return RunDir(Path(given["out"]))
+        runs = sorted(RUNS.glob(f"*/{OPTIONS}"), key=lambda path: path.stat().st_mtime)
+        if not runs:
+            raise UserError(f"--resume: no run in {RUNS}/; name its folder with --out")
+        return RunDir(runs[-1].parent)
+    if "out" in given:
+        path = Path(given["out"])
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"--out {path} exists and is not empty: continue that run with --resume, or name "
+                "another folder"
+            )
+        return RunDir(path)
+    name = Options(**given).default_name
+    names = (RUNS / (name if i == 1 else f"{name}-{i}") for i in range(1, 10**6))
+    return RunDir(next(path for path in names if not path.exists()))
+
+
+def _config(options: Options, source: Path | None, tokens: tokenizer.Tokenizer) -> Config:
+    """The model's sizes: of the preset, else of --init."""
+    if source and not options.model:
+        config = checkpoint.load_config(source)
+        if tokens.vocab_size > config.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
+                f"only {config.vocab_size}: name its tokenizer with --tokenizer"
+            )
+    else:
+        preset = PRESETS[options.model or "small"]
+        config = dataclasses.replace(preset, vocab_size=tokens.vocab_size)
+    return dataclasses.replace(config, dropout=options.dropout)

@@ -1,0 +1,110 @@
+"""One optimizer step and one evaluation step, as pure functions for `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .gpt2 import GPT2
+
+Params = Any
+# Skips updates that are not finite, however many; the training loop decides when to give up.
+_FOREVER = 2**31 - 1
+
+
+class State(NamedTuple):
+    """All that changes in training. Dropout and data order follow from the seed and `step`."""
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+
+
+def schedule(lr: float, warmup: int, steps: int) -> optax.Schedule:
+    """Linear warm-up to `lr`, then a cosine down to a tenth of it at `steps`."""
+    warmup = min(warmup, steps - 1)
+    return optax.schedules.warmup_cosine_decay_schedule(
+        init_value=lr / (warmup + 1),
+        peak_value=lr,
+        warmup_steps=warmup,
+        decay_steps=max(steps, 1),
+        end_value=lr / 10,
+    )
+
+
+def decay_mask(params: Params) -> Params:
+    """True for kernels and embeddings; biases and layer norms do not decay, as in GPT-2."""
+    return jax.tree.map(lambda x: x.ndim >= 2, params)
+
+
+def optimizer(
+    learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.1, clip: float = 1.0
+) -> optax.GradientTransformation:
+    """AdamW with clipping by global norm. An update that is not finite changes nothing."""
+    adamw = optax.adamw(learning_rate, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=decay_mask)
+    return optax.apply_if_finite(
+        optax.chain(optax.clip_by_global_norm(clip), adamw), max_consecutive_errors=_FOREVER
+    )
+
+
+def init_state(params: Params, tx: optax.GradientTransformation) -> State:
+    return State(jnp.zeros((), jnp.int32), params, jax.jit(tx.init)(params))
+
+
+def loss_sum(
+    model: GPT2, params: Params, tokens: jax.Array, weights: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    """Cross-entropy in nats summed over the targets tokens[:, 1:], each times its weight.
+
+    Without a key there is no dropout.
+    """
+    rngs = None if key is None else {"dropout": key}
+    logits = model.apply({"params": params}, tokens[:, :-1], key is None, rngs=rngs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    return jnp.sum(losses * weights)
+
+
+def make_train_step(
+    model: GPT2, tx: optax.GradientTransformation, learning_rate: optax.Schedule, seed: int
+) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
+    """The step (state, tokens (A, B, T + 1), weights (A, B, T)) → (state, metrics).
+
+    Gradients of the A micro-batches are summed before they are divided by the sum of all
+    weights, so the step equals one large batch also when weights differ.
+    """
+
+    def train_step(
+        state: State, tokens: jax.Array, weights: jax.Array
+    ) -> tuple[State, dict[str, jax.Array]]:
+        total = jnp.sum(weights)
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+        def micro_batch(sums: Any, batch: Any) -> tuple[Any, None]:
+            index, tokens, weights = batch
+            dropout = jax.random.fold_in(key, index) if model.config.dropout else None
+            loss = lambda params: loss_sum(model, params, tokens, weights, dropout) / total  # noqa: E731
+            return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss)(state.params)), None
+
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+        batches = (jnp.arange(len(tokens)), tokens, weights)
+        (loss, grads), _ = jax.lax.scan(micro_batch, zeros, batches)
+
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {
+            "loss": loss,
+            "lr": learning_rate(state.step - state.opt_state.total_notfinite),
+            "grad_norm": optax.tree.norm(grads),
+        }
+        return State(state.step + 1, params, opt_state), metrics
+
+    return train_step
+
+
+def make_eval_step(model: GPT2) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:
+    """The step (params, tokens (B, T + 1), weights (B, T)) → summed loss in nats."""
+    return lambda params, tokens, weights: loss_sum(model, params, tokens, weights, None)

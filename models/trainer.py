@@ -1,0 +1,133 @@
+"""The training loop: compiled steps, evaluation, and when to log, save and stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import train
+from .data import Corpus, TrainBatches, validation_batches
+from .errors import UserError
+from .gpt2 import GPT2
+from .options import Options
+
+# One evaluation takes at most this many batches, always the same ones.
+EVAL_BATCHES = 16
+# Non-finite steps in a row after which training is hopeless.
+GIVE_UP_AFTER = 20
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """What a run of the loop leaves: its last state, and time spent in steps (seconds)."""
+
+    state: train.State
+    step_seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step_seconds if self.step_seconds else 0.0
+
+
+class Trainer:
+    """Everything one run of training needs, but its state.
+
+    `wrap` is applied to the train step and the evaluation step before `jax.jit`, for example
+    `jax_xdna.offload`.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        model: GPT2,
+        corpus: Corpus,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        self.options = options
+        shape = (options.grad_accum, options.batch_size)
+        self.batches = TrainBatches(corpus.train, options.block_size, shape, options.seed)
+        self.validation = validation_batches(
+            corpus.validation, options.block_size, options.batch_size, EVAL_BATCHES
+        )
+        learning_rate = train.schedule(options.learning_rate, options.warmup_steps, options.steps)
+        self.optimizer = train.optimizer(learning_rate, options.weight_decay)
+        self.train_step = train.make_train_step(model, self.optimizer, learning_rate, options.seed)
+        self._step: Callable[..., Any] = jax.jit(wrap(self.train_step), donate_argnums=0)
+        self._evaluate: Callable[..., Any] = jax.jit(wrap(train.make_eval_step(model)))
+
+    def example(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and weights of a train step."""
+        batch = self.batches[0]
+        return batch.tokens, batch.weights
+
+    def compile(self, state: train.State) -> float:
+        """Compiles both steps ahead of the loop. Returns the seconds it took."""
+        start = time.perf_counter()
+        batch = self.validation[0]
+        self._step = self._step.lower(state, *self.example()).compile()
+        self._evaluate = self._evaluate.lower(state.params, batch.tokens, batch.weights).compile()
+        return time.perf_counter() - start
+
+    def evaluate(self, params: train.Params) -> float:
+        """Validation loss in nats per token."""
+        losses = [self._evaluate(params, b.tokens, b.weights) for b in self.validation]
+        return float(sum(map(float, losses)) / sum(b.weights.sum() for b in self.validation))
+
+    def run(
+        self,
+        state: train.State,
+        log: Callable[[Row], None],
+        save: Callable[[train.State], None],
+        stopped: Callable[[], bool],
+    ) -> Outcome:
+        """Trains from `state` to the last step, or until `stopped()`; the state given is consumed.
+
+        Args:
+          log: gets a row per step (step, loss, lr, grad_norm, tokens_per_second) and per
+            evaluation (step, val_loss); values that are not finite are None.
+          save: called every --save-every steps and at the end.
+
+        Raises:
+          UserError: `GIVE_UP_AFTER` steps in a row were not finite.
+        """
+        o = self.options
+        step, tokens_per_step = int(state.step), o.grad_accum * o.batch_size * o.block_size
+        outcome = Outcome(state)
+        if step == 0 and not stopped():
+            log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})
+        while step < o.steps and not stopped():
+            start = time.perf_counter()
+            batch = self.batches[step]
+            state, metrics = self._step(state, batch.tokens, batch.weights)
+            row = {name: _finite(float(value)) for name, value in metrics.items()}
+            seconds = time.perf_counter() - start
+            step += 1
+            outcome.step_seconds += seconds
+            outcome.tokens += tokens_per_step
+            log({"step": step, **row, "tokens_per_second": tokens_per_step / seconds})
+            if int(state.opt_state.notfinite_count) >= GIVE_UP_AFTER:
+                raise UserError(
+                    f"the last {GIVE_UP_AFTER} steps up to {step} were not finite and changed "
+                    "nothing: use a lower --lr"
+                )
+            if step % o.eval_every == 0 or step == o.steps:
+                log({"step": step, "val_loss": _finite(self.evaluate(state.params))})
+            if step % o.save_every == 0 or step == o.steps:
+                save(state)
+        if stopped():
+            save(state)
+        outcome.state = state
+        return outcome
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

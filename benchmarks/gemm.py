@@ -35,7 +35,7 @@ from benchmarks._measure import (
 
 @dataclass(frozen=True)
 class Product:
-    """C (m, n) = A (m, k) · B (k, n); a T in `layout` says that the operand is stored transposed."""
+    """C (m, n) = A (m, k) · B (k, n); a T in `layout`: that operand is stored transposed."""
 
     name: str
     layout: str
@@ -75,7 +75,7 @@ CUBES = [
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Rates are GFLOP/s of the median call; ratios are medians over rounds."""
+    """A line of the table: GFLOP/s of the median call, and medians of the ratios of rounds."""
 
     name: str
     layout: str

@@ -4,7 +4,13 @@
 there, and `explain` says which ones and why.
 """
 
+import pkgutil as _pkgutil
+
 import jax as _jax
+
+# In a source folder `python -m models.finetune` imports this package from the folder, which has no
+# compiled part: let it come from where the package is installed.
+__path__ = _pkgutil.extend_path(__path__, __name__)
 
 try:
     from . import _ffi

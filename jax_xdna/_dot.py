@@ -98,7 +98,12 @@ def dot(
 ) -> jax.Array:
     """Matrix product on the NPU, with shapes as `jax.numpy.matmul` and gradients as `custom_vjp`.
 
-    Operands are rounded once to bfloat16, products are added in float32 in order of k.
+    Operands are rounded once to bfloat16, products are added in float32 in order of k. On a mesh
+    that shards K each device adds its part and a `psum` adds the parts, so the last bits then
+    depend on the number of devices.
+
+    Give a batch to `dot` itself: the gradient of `vmap(dot)` makes a cotangent per example for a
+    shared operand and adds them, as for every custom_vjp function; `dot_general` makes one GEMM.
 
     Args:
       a: (…, M, K), or (K,). float32 or bfloat16.
@@ -168,7 +173,8 @@ def dot_general(
       dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
       precision: None, DEFAULT or an algorithm with bfloat16 products.
       preferred_element_type: float32 or bfloat16; by default the operands' common dtype.
-      out_sharding: sharding of the result on a mesh with Explicit axes.
+      out_sharding: sharding of the result on a mesh with Explicit axes. Without it a sharded K
+        is summed and the result replicated over its axes, where lax.dot_general would refuse.
       device, numerics, rounding: as in `jax_xdna.dot`.
 
     Raises:

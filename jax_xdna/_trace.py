@@ -36,9 +36,9 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     strings, None, functions …) reaches `fn` as it is, and so do results that are not JAX arrays
     reach the caller. Flax nnx objects are updated in place, as `fn` would have updated them.
     """
-    if nnx_split := _nnx_split((args, kwargs)):
-        fn, args, kwargs, update = nnx_split(fn)
-        inner = trace(fn, args, kwargs)
+    if split := _split_nnx(fn, args, kwargs):
+        pure, inputs_of_pure, update = split
+        inner = trace(pure, inputs_of_pure, {})
         return Traced(inner.jaxpr, inner.inputs, lambda outputs: update(inner.finish(outputs)))
 
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -74,44 +74,48 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 _HOLE = object()
 
 
-def _nnx_split(arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-    """For arguments with nnx objects in them: a function that makes a pure function of `fn`.
+def _split_nnx(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
+    """For a call with nnx objects: a pure function, its arguments, and what finishes the call.
 
     nnx modules and optimizers are mutated in place. Flattened as pytrees their updates would land
-    in copies, so their state goes in and comes out explicitly, as in `nnx.jit`.
+    in copies, so their state goes in and comes out explicitly, as in `nnx.jit`. The function may
+    itself be a module or a method of one. None when no nnx object takes part.
     """
-    nnx = sys.modules.get("flax.nnx")
+    nnx: Any = sys.modules.get("flax.nnx")
     if nnx is None:
         return None
+    kind = getattr(nnx, "Pytree", None) or nnx.Object  # its name before flax 0.12
 
     def is_node(x: object) -> bool:
-        return isinstance(x, nnx.Pytree)
+        return isinstance(x, kind)
 
-    leaves, tree = jax.tree.flatten(arguments, is_leaf=is_node)
+    if is_node(fn):
+        fn, args = type(fn).__call__, (fn, *args)
+    elif is_node(owner := getattr(fn, "__self__", None)):
+        fn, args = fn.__func__, (owner, *args)  # type: ignore[attr-defined]
+
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_node)
     where = [i for i, leaf in enumerate(leaves) if is_node(leaf)]
     if not where:
         return None
     # All nodes together, so that what they share stays shared.
     nodes = tuple(leaves[i] for i in where)
-    others = [None if is_node(leaf) else leaf for leaf in leaves]
+    graph, state = nnx.split(nodes)
 
-    def split(fn: Callable[..., Any]) -> Any:
-        graph, state = nnx.split(nodes)
+    def pure(state: Any, values: list[Any]) -> tuple[Any, Any]:
+        copies = nnx.merge(graph, state)
+        values = list(values)
+        for i, node in zip(where, copies, strict=True):
+            values[i] = node
+        new_args, new_kwargs = jax.tree.unflatten(tree, values)
+        return fn(*new_args, **new_kwargs), nnx.state(copies)
 
-        def pure(state: Any, values: list[Any]) -> tuple[Any, Any]:
-            copies = nnx.merge(graph, state)
-            values = list(values)
-            for i, node in zip(where, copies, strict=True):
-                values[i] = node
-            args, kwargs = jax.tree.unflatten(tree, values)
-            result = fn(*args, **kwargs)
-            return result, nnx.state(copies)
+    def update(outputs: tuple[Any, Any]) -> Any:
+        result, state = outputs
+        nnx.update(nodes, state)
+        return result
 
-        def update(outputs: tuple[Any, Any]) -> Any:
-            result, state = outputs
-            nnx.update(nodes, state)
-            return result
-
-        return pure, (state, others), {}, update
-
-    return split
+    pure.__name__ = getattr(fn, "__name__", "offloaded")
+    return pure, (state, [None if is_node(leaf) else leaf for leaf in leaves]), update

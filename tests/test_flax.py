@@ -149,3 +149,15 @@ def test_nnx_attention_and_einsum(rng):
         assert relative(f(model, x), model(x)) < 0.02
         rows = jax_xdna.explain(lambda m, x: m(x), model, x, policy=ALWAYS, print=False)
         assert rows and all(row.offloaded for row in rows)
+
+
+def test_an_nnx_module_or_method_as_the_function(rng):
+    x = normal(rng, 6, 8)
+    model, reference = Module(nnx.Rngs(0)), Module(nnx.Rngs(0))
+    want = reference(x)
+    assert relative(jax_xdna.offload(model, policy=ALWAYS)(x), want) < 0.02
+    assert int(model.count[...]) == 1  # updated in place, with arrays and not with tracers
+    assert relative(jax_xdna.offload(model.__call__, policy=ALWAYS)(x), reference(x)) < 0.02
+    assert int(model.count[...]) == 2
+    rows = jax_xdna.explain(model, x, policy=ALWAYS, print=False)
+    assert len(rows) == 2 and int(model.count[...]) == 2

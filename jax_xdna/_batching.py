@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -28,10 +29,9 @@ def batch_product(
 
     Returns the result and the position of the new axis in it. Every case is one product:
 
-    - only a has it: it becomes rows of M. Free unless a is stored (K, M) with the axis outermost;
-      then it becomes the batch and b is shared by it.
-    - only b has it: it becomes the batch and a is shared by it, or it becomes columns of N.
-    - both have it: it becomes (the outer part of) the batch.
+    - only a has it: it becomes rows of M, or one more axis of the batch that shares b.
+    - only b has it: it becomes one more axis of the batch that shares a, or columns of N.
+    - both have it: it becomes the outermost axis of the batch.
     """
     if a_dim is not None and b_dim is not None:
         return _both(product, layout, jnp.moveaxis(a, a_dim, 0), jnp.moveaxis(b, b_dim, 0)), 0
@@ -41,32 +41,35 @@ def batch_product(
     return _right(product, layout, a, b, b_dim)
 
 
+def _rows(product: Product, a: jax.Array, b: jax.Array, kept: int) -> jax.Array:
+    """`product` with all but the first `kept` batch axes of a, stored (…, M, K), as rows of M."""
+    rows = math.prod(a.shape[kept:-1])
+    c = product(a.reshape(*a.shape[:kept], rows, a.shape[-1]), b)
+    return c.reshape(*c.shape[:-2], *a.shape[kept:-1], c.shape[-1])
+
+
 def _both(product: Product, layout: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    size = a.shape[0]
-    if a.ndim == b.ndim == 3:
-        return product(a, b)
-    if a.ndim == 4 and b.ndim == 4:
-        return _unfold(product(_fold(a, 0), _fold(b, 0)), 0, size, a.shape[1])
-    if a.ndim == 4 and layout[0] == "N":
+    if a.ndim > b.ndim and layout[0] == "N":
         # b is the same for the inner batch, which then is only more rows.
-        return _unfold(product(_fold(a, 1), b), 1, a.shape[1], a.shape[2])
-    inner = a.shape[1] if a.ndim == 4 else b.shape[1]
-    if a.ndim == 3:
-        a = jnp.broadcast_to(a[:, None], (size, inner, *a.shape[1:]))
-    else:
-        b = jnp.broadcast_to(b[:, None], (size, inner, *b.shape[1:]))
-    return _unfold(product(_fold(a, 0), _fold(b, 0)), 0, size, inner)
+        return _rows(product, a, b, 1)
+    lead = max(a.shape[:-2], b.shape[:-2], key=len)
+    a, b = (_spread(x, lead) for x in (a, b))
+    return product(a, b)
+
+
+def _spread(x: jax.Array, lead: tuple[int, ...]) -> jax.Array:
+    """`x` with batch `lead`, of which it may have the first axis only."""
+    if x.ndim == len(lead) + 2:
+        return x
+    inner = (1,) * (len(lead) - 1)
+    return jnp.broadcast_to(x.reshape(lead[0], *inner, *x.shape[1:]), (*lead, *x.shape[1:]))
 
 
 def _left(
     product: Product, layout: str, a: jax.Array, b: jax.Array, dim: int
 ) -> tuple[jax.Array, int]:
-    size, batched = a.shape[dim], a.ndim == 4
-    if batched and b.ndim == 2 and dim < 2:
-        # Both axes are batch, in either order; b is shared by all of it.
-        return _unfold(product(_fold(a, 0), b), 0, a.shape[0], a.shape[1]), dim
-    if not batched and b.ndim == 2 and dim == 0 and layout[0] == "T":
-        return product(a, b), 0
+    if b.ndim == 2 and dim <= a.ndim - 3 and (a.ndim > 3 or layout[0] == "T"):
+        return product(a, b), dim
     # Rows of M: the axis goes right before or after M, wherever the layout stores it.
     m_axis = (a.ndim - 3) + (0 if layout[0] == "N" else 1)  # of M without the new axis
     if dim not in (m_axis, m_axis + 1):
@@ -74,21 +77,17 @@ def _left(
     outer, inner = a.shape[m_axis], a.shape[m_axis + 1]
     c = product(_fold(a, m_axis), b)
     rows = c.ndim - 2
-    assert size in (outer, inner)
     return _unfold(c, rows, outer, inner), rows + (dim - m_axis)
 
 
 def _right(
     product: Product, layout: str, a: jax.Array, b: jax.Array, dim: int
 ) -> tuple[jax.Array, int]:
-    batched = b.ndim == 4
-    if a.ndim == 2 and batched and dim < 2:
-        return _unfold(product(a, _fold(b, 0)), 0, b.shape[0], b.shape[1]), dim
-    if a.ndim == 2 and not batched and dim == 0:
-        return product(a, b), 0
-    if a.ndim == 3 and not batched and dim == 0 and layout[0] == "N":
+    if a.ndim == 2 and dim <= b.ndim - 3:
+        return product(a, b), dim
+    if a.ndim > 2 and b.ndim == 3 and dim == 0 and layout[0] == "N":
         # a's own batch is only more rows for every b.
-        return _unfold(product(_fold(a, 0), b), 1, a.shape[0], a.shape[1]), 0
+        return _rows(product, a, b, 0), 0
     # Columns of N, like rows of M in _left.
     n_axis = (b.ndim - 3) + (1 if layout[1] == "N" else 0)
     if dim not in (n_axis, n_axis + 1):

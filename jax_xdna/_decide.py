@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,12 +99,12 @@ def bound_row(eqn: compat.Equation, scope: Scope) -> Row:
     """The row of a product that `dot` or `dot_general` already bound to the device."""
     a, b = (v.aval for v in eqn.invars)
     layout = eqn.params["layout"]
-    letters = "".join(_partition.factors(layout, a.ndim, b.ndim)[:2])
-    size = dict(zip(letters, (*a.shape, *b.shape), strict=True))
+    a_letters, b_letters, c_letters = _partition.factors(layout, a.ndim, b.ndim)
+    size = dict(zip(a_letters + b_letters, (*a.shape, *b.shape), strict=True))
     return Row(
         source=scope.source_of(eqn),
         name_stack=scope.name_of(eqn),
-        batch=size.get("g", 1),
+        batch=math.prod(size[letter] for letter in c_letters[:-2]),
         m=size["m"],
         k=size["k"],
         n=size["n"],

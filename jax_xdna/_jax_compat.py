@@ -44,6 +44,7 @@ __all__ = [
     "needs_devices",
     "open_jaxpr",
     "psum",
+    "reshape",
     "reshard",
     "result_aval",
     "scan_length",
@@ -172,11 +173,20 @@ def with_type(x: jax.Array, aval: Any) -> jax.Array:
     return resharded
 
 
+def reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`x` in another shape, for code that runs per shard: a typed sharding is dropped."""
+    aval: Any = jax.typeof(x)
+    if not explicitly_sharded(aval):
+        return x.reshape(shape)
+    replicated = jax.sharding.NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return jax.lax.reshape(x, shape, out_sharding=replicated)
+
+
 def without_mesh() -> Any:
     """A context with no typed shardings, for code that runs per shard.
 
-    0.12 lowers the reducer of a `psum` under the mesh of the caller, and XLA refuses the sharding
-    annotations that an Explicit mesh puts into it.
+    0.12 lowers a reshape, and the reducer of a `psum`, under the mesh of the caller, and XLA
+    refuses the sharding annotations that an Explicit mesh puts there.
     """
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 

@@ -18,11 +18,15 @@ Kernel = Callable[..., jax.Array]
 Axes = tuple[str, ...]
 
 
+# Batch dimensions stay apart up to the call: merged, a sharded inner one would be gathered.
+_BATCH = "ghijopqrstuvwyzabcdef"
+
+
 def factors(layout: str, a_ndim: int, b_ndim: int) -> tuple[str, str, str]:
-    """Dimension letters of a, b and c: g (batch), m, n, k."""
-    a = "g" * (a_ndim - 2) + ("mk" if layout[0] == "N" else "km")
-    b = "g" * (b_ndim - 2) + ("kn" if layout[1] == "N" else "nk")
-    return a, b, "g" * (max(a_ndim, b_ndim) - 2) + "mn"
+    """Dimension letters of a, b and c: m, n, k, and others for the batch."""
+    a = _BATCH[: a_ndim - 2] + ("mk" if layout[0] == "N" else "km")
+    b = _BATCH[: b_ndim - 2] + ("kn" if layout[1] == "N" else "nk")
+    return a, b, _BATCH[: max(a_ndim, b_ndim) - 2] + "mn"
 
 
 def _axes(entry: Any) -> Axes:
@@ -36,14 +40,14 @@ def assign_axes(layout: str, a_spec: Any, b_spec: Any, a_ndim: int, b_ndim: int)
 
     Where the operands disagree the left one wins, and an output dimension wins over K.
     """
-    a, b, _ = factors(layout, a_ndim, b_ndim)
-    wanted: dict[str, list[Axes]] = {letter: [] for letter in "gmnk"}
+    a, b, c = factors(layout, a_ndim, b_ndim)
+    wanted: dict[str, list[Axes]] = {letter: [] for letter in c + "k"}
     for letters, spec in ((a, a_spec), (b, b_spec)):
         for letter, entry in zip(letters, tuple(spec), strict=False):  # a spec may be shorter
             wanted[letter].append(_axes(entry))
     taken: set[str] = set()
     chosen: dict[str, Axes] = {}
-    for letter in "gmnk":
+    for letter in wanted:
         axes = next((x for x in wanted[letter] if x and not taken & set(x)), ())
         taken |= set(axes)
         chosen[letter] = axes
@@ -105,10 +109,10 @@ def partitioned(
             axes["k"] = ()
 
         def shard(a: jax.Array, b: jax.Array) -> jax.Array:
-            if not axes["k"]:
-                return whole(a, b)
-            wide = np.dtype(np.float32)
             with compat.without_mesh():
+                if not axes["k"]:
+                    return whole(a, b)
+                wide = np.dtype(np.float32)
                 part = kernel(a, b, layout=layout, out_dtype=wide, **attributes)
                 return _narrow(compat.psum(part, axes["k"]), out_dtype, rounding)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,9 @@ def gemm(
 ) -> jax.Array:
     """C = A · B on `device`, or one such product per batch element.
 
-    a is (batch,) M, K in layout N·, (batch,) K, M in layout T·; b is (batch,) K, N in layout ·N,
-    (batch,) N, K in layout ·T; both float32 or bfloat16. An operand of rank 2 is shared by the
-    batch of the other. Returns (batch,) M, N in `out_dtype`.
+    a is (…, M, K) in layout N·, (…, K, M) in layout T·; b is (…, K, N) in layout ·N, (…, N, K) in
+    layout ·T; both float32 or bfloat16. Leading dimensions are the batch; an operand of rank 2 is
+    shared by the batch of the other. Returns (…, M, N) in `out_dtype`.
     """
     a, b = compat.match_varying(a, b)
     c: jax.Array = gemm_p.bind(
@@ -65,11 +66,16 @@ def _abstract_eval(
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype not in DTYPES:
             raise TypeError(f"{TARGET}: {name} is {operand.dtype}; it must be float32 or bfloat16")
-        if operand.ndim not in (2, 3):
+        if operand.ndim < 2:
             raise ValueError(
-                f"{TARGET}: {name} has shape {operand.shape}; it must have rank 2, or rank 3 with "
+                f"{TARGET}: {name} has shape {operand.shape}; it must have rank 2, or more with "
                 "a leading batch"
             )
+    if a.ndim != b.ndim and 2 not in (a.ndim, b.ndim):
+        raise ValueError(
+            f"{TARGET}: a has shape {a.shape} and b {b.shape}; they must have the same batch, or "
+            "one of them none"
+        )
     if out_dtype not in DTYPES:
         raise TypeError(f"{TARGET}: out_dtype is {out_dtype}; it must be float32 or bfloat16")
     for attribute, value, choices in (
@@ -83,7 +89,7 @@ def _abstract_eval(
     sizes: dict[str, int] = {}
     for letter, size in zip(letters[0] + letters[1], (*a.shape, *b.shape), strict=True):
         if sizes.setdefault(letter, size) != size:
-            what = {"k": "K", "g": "the batch size"}[letter]
+            what = "K" if letter == "k" else "the batch size"
             raise ValueError(
                 f"{TARGET}: {what} of a and b differ, {sizes[letter]} and {size}; a has shape "
                 f"{a.shape} and b {b.shape} in layout {layout}"
@@ -99,9 +105,14 @@ def _ffi_call(a: jax.Array, b: jax.Array, *, layout: str, out_dtype: Any, **mode
     a_letters, b_letters, c_letters = _partition.factors(layout, a.ndim, b.ndim)
     sizes = dict(zip(a_letters + b_letters, (*a.shape, *b.shape), strict=True))
     shape = tuple(sizes[letter] for letter in c_letters)
+    batch = (math.prod(shape[:-2]),) if len(shape) > 2 else ()
     # No side effect: the call may be removed, merged and recomputed like any dot.
-    call: Any = jax.ffi.ffi_call(TARGET, compat.ShapeDtypeStruct(shape, out_dtype))
-    return call(a, b, layout=layout, **mode)
+    result = compat.ShapeDtypeStruct((*batch, *shape[-2:]), out_dtype)
+    call: Any = jax.ffi.ffi_call(TARGET, result)
+    # The device knows one batch dimension; nothing moves.
+    a, b = (compat.reshape(x, (*batch, *x.shape[-2:])) if x.ndim > 3 else x for x in (a, b))
+    c = call(a, b, layout=layout, **mode)
+    return c.reshape(shape) if len(shape) > 3 else c
 
 
 def _partitioned(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
@@ -131,10 +142,12 @@ def _flip(letter: str) -> str:
 
 
 def _fold_k(x: jax.Array, *, depth_first: bool) -> jax.Array:
-    """(batch, …) with one dimension to sum over → that dimension and the batch as one K."""
+    """(batch…, …) with one dimension to sum over → that dimension and the batch as one K."""
+    batch, (rows, columns) = math.prod(x.shape[:-2]), x.shape[-2:]
     if depth_first:  # (batch, K, other) → (batch·K, other), free
-        return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
-    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2])
+        return x.reshape(batch * rows, columns)
+    x = x if x.ndim == 3 else x.reshape(batch, rows, columns)
+    return jnp.moveaxis(x, 0, 1).reshape(rows, batch * columns)
 
 
 def lhs_cotangent(
@@ -142,7 +155,7 @@ def lhs_cotangent(
 ) -> jax.Array:
     """The cotangent of a, stored as a is: dC · Bᵀ, summed over the batch when a has none."""
     x, y = layout[0], layout[1]
-    if a_ndim == 2 and c.ndim == 3:
+    if a_ndim == 2 and c.ndim > 2:
         c, b = _fold_k(c, depth_first=False), _fold_k(b, depth_first=y == "T")
     if x == "N":
         return gemm(c, b, layout=layout_of("N", _flip(y)), **params)
@@ -154,7 +167,7 @@ def rhs_cotangent(
 ) -> jax.Array:
     """The cotangent of b, stored as b is: Aᵀ · dC, summed over the batch when b has none."""
     x, y = layout[0], layout[1]
-    if b_ndim == 2 and c.ndim == 3:
+    if b_ndim == 2 and c.ndim > 2:
         c, a = _fold_k(c, depth_first=True), _fold_k(a, depth_first=x == "N")
     if y == "N":
         return gemm(a, c, layout=layout_of(_flip(x), "N"), **params)

@@ -28,7 +28,7 @@ class Gemm:
     """C[batch] = A[batch] · B[batch]; the layout's letters say how A and B are stored.
 
     First letter: N when A is stored (M, K), T when stored (K, M). Second: N when B is stored
-    (K, N), T when stored (N, K). C is (batch, M, N) and is reshaped to `out_shape`.
+    (K, N), T when stored (N, K). C is (batch…, M, N) and is reshaped to `out_shape`.
     """
 
     layout: Layout
@@ -82,7 +82,7 @@ def canonicalize(
 ) -> Gemm:
     """The GEMM that computes `lax.dot_general(lhs, rhs, dimension_numbers)`.
 
-    Free dimensions collapse into M and N, contracted ones into K, batch ones into one batch.
+    Free dimensions collapse into M and N, contracted ones into K; batch dimensions stay apart.
     Operands are reshaped only, unless their dimensions are interleaved so that no reshape can do
     it. The sizes must already be valid for dot_general.
 
@@ -112,7 +112,7 @@ def canonicalize(
 
     batch, k = _size(lhs, a_batch), _size(lhs, [pair[0] for pair in pairs])
     m, n = _size(lhs, a_free), _size(rhs, b_free)
-    lead = () if batch == 1 else (batch,)
+    lead = tuple(lhs[d] for d in a_batch if lhs[d] != 1)
     return Gemm(
         layout=layout_of("N" if a_last else "T", "T" if b_last else "N"),
         lhs=Operand((*lead, m, k) if a_last else (*lead, k, m), a_order),
@@ -175,11 +175,12 @@ def matmul(lhs: Shape, rhs: Shape) -> Matmul:
         gemm = Gemm("NN", Operand((rows, k)), Operand((k, n)), out_shape, 1, rows, k, n)
         return Matmul(gemm)
     batch = math.prod(lead)
+    sizes = tuple(size for size in lead if size != 1)
     shared = batch_a == 1
     gemm = Gemm(
         "NN",
-        Operand((m, k) if shared else (batch, m, k)),
-        Operand((batch, k, n)),
+        Operand((m, k) if shared else (*sizes, m, k)),
+        Operand((*sizes, k, n)),
         out_shape,
         batch,
         m,

@@ -119,17 +119,16 @@ def load_params(folder: Path, config: Config) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}") from error
     head = stored.pop(_HEAD, None)
     wanted = {_hf_name(key): (key, leaf.shape) for key, leaf in abstract_params(config).items()}
-    _same_names(path, set(stored), set(wanted))
-
     params = {}
     for name, (key, shape) in wanted.items():
         if name == _EMBEDDING:
             shape = (config.vocab_size, config.n_embd)
-        if stored[name].shape != shape:
+        if name in stored and stored[name].shape != shape:
             raise UserError(
                 f"{path}: tensor {name} has shape {stored[name].shape}; the model has {shape}"
             )
-        params[key] = stored[name]
+        params[key] = stored.get(name)
+    _same_names(path, set(stored), set(wanted))
     if head is not None and not np.array_equal(head, stored[_EMBEDDING]):
         raise UserError(
             f"{path}: {_HEAD} differs from {_EMBEDDING}; only models with a tied head are supported"

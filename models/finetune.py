@@ -145,14 +145,14 @@ def describe(run: Run, share: float, flops: int, start: int) -> None:
     source = f"from {o.init}" if o.init else f"{o.model or 'small'}, new weights"
     text = " ".join(o.data) if o.data else "the standard library of this Python"
     device = next(d for d in jax_xdna.devices() if o.device in (None, d.name))
-    per_step = f"{o.grad_accum * o.batch_size * o.block_size:,} tokens per step"
+    per_step = f"{o.grad_accum * o.batch_size * o.block:,} tokens per step"
     accumulated = f"{o.grad_accum} × " if o.grad_accum > 1 else ""
     print(
         f"model   {source}: {size / 1e6:.1f} M parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"vocabulary {c.vocab_size}\n"
         f"data    {text}: {len(run.corpus.train):,} tokens, {len(run.corpus.validation):,} for "
         f"validation, {run.corpus.documents} documents\n"
-        f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block_size}), "
+        f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block}), "
         f"peak lr {o.learning_rate:g}\n"
         f"device  {device.name} ({device.description}), policy {o.policy}: {share:.1%} of "
         f"{flops / 1e9:.3g} GFLOP per step\n"

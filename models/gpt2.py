@@ -53,7 +53,7 @@ class Config:
 
 PRESETS = {
     "tiny": Config(n_positions=128, n_embd=64, n_layer=2, n_head=2),
-    "small": Config(n_positions=256, n_embd=256, n_layer=4, n_head=4),
+    "small": Config(n_positions=256, n_embd=192, n_layer=2, n_head=3),
     "gpt2": Config(),
     "gpt2-medium": Config(n_embd=1024, n_layer=24, n_head=16),
     "gpt2-large": Config(n_embd=1280, n_layer=36, n_head=20),

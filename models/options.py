@@ -23,17 +23,17 @@ class Options:
     model: str | None = None
     init: str | None = None
     tokenizer: str | None = None
-    steps: int = 240
-    batch_size: int = 8
-    block_size: int = 128
+    steps: int = 700
+    batch_size: int = 16
+    block_size: int | None = None
     grad_accum: int = 1
     lr: float | None = None
     warmup: int | None = None
     weight_decay: float = 0.1
     dropout: float = 0.0
     seed: int = 1
-    eval_every: int = 60
-    save_every: int = 120
+    eval_every: int = 100
+    save_every: int = 350
     device: str | None = None
     policy: str = "threshold:256"
     compare: bool = False
@@ -44,7 +44,16 @@ class Options:
         """--lr, or a usual peak: gentle for a trained model, high for a new small one."""
         if self.lr is not None:
             return self.lr
-        return 5e-5 if self.init else 2e-3
+        if self.init:
+            return 5e-5
+        return 1e-3 if self.model in SMALL else 6e-4
+
+    @property
+    def block(self) -> int:
+        """--block-size, or what a model of that kind can learn from in a short run."""
+        if self.block_size is not None:
+            return self.block_size
+        return 64 if self.model in SMALL and not self.init else 128
 
     @property
     def warmup_steps(self) -> int:
@@ -62,6 +71,9 @@ class Options:
         data = "-".join(Path(source).stem or "data" for source in self.data[:2]) or "stdlib"
         return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{model}-{data}")
 
+
+# Models that learn in minutes; None is the default, "small".
+SMALL = (None, "tiny", "small")
 
 # What a resumed run may change: they leave the steps already made as they were.
 # (Other text behind --data is noticed by its tokens.)
@@ -114,9 +126,13 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--batch-size", type=int, help=f"sequences per micro-batch; default {d.batch_size}"
     )
-    how.add_argument("--block-size", type=int, help=f"tokens per sequence; default {d.block_size}")
+    how.add_argument("--block-size", type=int, help="tokens per sequence; default 128, 64 if small")
     how.add_argument("--grad-accum", type=int, help="micro-batches per step; default 1")
-    how.add_argument("--lr", type=float, help="peak learning rate; default 2e-3, 5e-5 with --init")
+    how.add_argument(
+        "--lr",
+        type=float,
+        help="peak learning rate; default 5e-5 with --init, else 1e-3, or 6e-4 for gpt2…",
+    )
     how.add_argument("--warmup", type=int, help="warm-up steps; default a tenth of --steps")
     how.add_argument("--weight-decay", type=float, help=f"default {d.weight_decay}")
     how.add_argument("--dropout", type=float, help=f"default {d.dropout:g}")

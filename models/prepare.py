@@ -56,12 +56,7 @@ def prepare(argv: list[str] | None) -> Run:
     corpus = data.build(
         data.find_files(options.data) if options.data else data.stdlib_files(), tokens
     )
-    if options.block_size > config.n_positions:
-        raise UserError(
-            f"--block-size is {options.block_size}; this model's n_positions is "
-            f"{config.n_positions}"
-        )
-    data.require(corpus.train, options.block_size, "training")
+    data.require(corpus.train, options.block, "training")
 
     def initial_params() -> Any:
         if source:
@@ -97,15 +92,25 @@ def _folder(given: dict[str, Any]) -> RunDir:
 
 
 def _config(options: Options, source: Path | None, tokens: tokenizer.Tokenizer) -> Config:
-    """The model's sizes: of the preset, else of --init."""
-    if source and not options.model:
-        config = checkpoint.load_config(source)
-        if tokens.vocab_size > config.vocab_size:
-            raise UserError(
-                f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
-                f"only {config.vocab_size}: name its tokenizer with --tokenizer"
-            )
-    else:
-        preset = PRESETS[options.model or "small"]
-        config = dataclasses.replace(preset, vocab_size=tokens.vocab_size)
+    """The model's sizes: of --init, of the preset, or both, when loading must find them equal.
+
+    A new model has the context it is trained with: later positions would stay random.
+    """
+    config = checkpoint.load_config(source) if source else PRESETS[options.model or "small"]
+    if options.block > config.n_positions:
+        raise UserError(
+            f"--block-size is {options.block}; this model's n_positions is {config.n_positions}"
+        )
+    if not source:
+        config = dataclasses.replace(
+            config, vocab_size=tokens.vocab_size, n_positions=options.block
+        )
+    elif options.model:
+        sizes = {"vocab_size": config.vocab_size, "n_positions": config.n_positions}
+        config = dataclasses.replace(PRESETS[options.model], **sizes)
+    if tokens.vocab_size > config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
+            f"only {config.vocab_size}: name its tokenizer with --tokenizer"
+        )
     return dataclasses.replace(config, dropout=options.dropout)

@@ -54,9 +54,9 @@ class Trainer:
     ) -> None:
         self.options = options
         shape = (options.grad_accum, options.batch_size)
-        self.batches = TrainBatches(corpus.train, options.block_size, shape, options.seed)
+        self.batches = TrainBatches(corpus.train, options.block, shape, options.seed)
         self.validation = validation_batches(
-            corpus.validation, options.block_size, options.batch_size, EVAL_BATCHES
+            corpus.validation, options.block, options.batch_size, EVAL_BATCHES
         )
         learning_rate = train.schedule(options.learning_rate, options.warmup_steps, options.steps)
         self.optimizer = train.optimizer(learning_rate, options.weight_decay)
@@ -100,7 +100,7 @@ class Trainer:
           UserError: `GIVE_UP_AFTER` steps in a row were not finite.
         """
         o = self.options
-        step, tokens_per_step = int(state.step), o.grad_accum * o.batch_size * o.block_size
+        step, tokens_per_step = int(state.step), o.grad_accum * o.batch_size * o.block
         outcome = Outcome(state)
         if step == 0 and not stopped():
             log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})

@@ -88,3 +88,27 @@ def test_an_error_in_a_scanned_body_leaves_jax_usable(rng):
     with pytest.raises(ValueError, match="no such device"):
         jax.jit(scanned(lambda a, b: jax_xdna.dot(a, b, device="absent")))(w, x)
     same_bits(jax.jit(scanned(jax_xdna.dot))(w, x), scanned(jnp.matmul)(w, x))
+
+
+def test_keys_and_prints_inside_loops(rng, capfd):
+    w, x = integers(rng, 4, 4), integers(rng, 2, 4)
+
+    def f(w, x):
+        def body(state, i):
+            key, x = state
+            key, here = jax.random.split(key)
+            x = x @ w + jax.random.bernoulli(here, shape=x.shape)
+            jax.debug.print("step {}", i)
+            return (key, jnp.sign(x)), jax.random.key_data(key)
+
+        return jax.lax.scan(body, (jax.random.key(7), x), jnp.arange(3))[0][1]
+
+    step = jax.value_and_grad(lambda w, x: jnp.sum(f(w, x)))
+    want = step(w, x)
+    jax.effects_barrier()
+    printed = capfd.readouterr().out
+    got = jax.jit(jax_xdna.offload(step, policy=ALWAYS))(w, x)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == printed == "step 0\nstep 1\nstep 2\n"
+    for a, b in zip(got, want, strict=True):
+        same_bits(a, b)

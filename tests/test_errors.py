@@ -77,7 +77,13 @@ def test_user_errors(call, kind, message):
     [
         (((2, 3), (4, 5)), {}, ValueError, r"K of a and b differ, 3 and 4; a has shape \(2, 3\)"),
         (((2, 2, 3), (3, 3, 5)), {}, ValueError, "the batch size of a and b differ, 2 and 3"),
-        (((3,), (3, 5)), {}, ValueError, r"a has shape \(3,\); it must have rank 2, or rank 3"),
+        (
+            ((2, 2, 2, 3), (2, 3, 5)),
+            {},
+            ValueError,
+            "must have the same batch, or one of them none",
+        ),
+        (((3,), (3, 5)), {}, ValueError, r"a has shape \(3,\); it must have rank 2, or more"),
         (((2, 3), (3, 5)), {"layout": "XY"}, ValueError, "layout is 'XY'"),
         (((2, 3), (3, 5)), {"numerics": "x"}, ValueError, "numerics is 'x'"),
         (((2, 3), (3, 5)), {"out_dtype": jnp.int32}, TypeError, "out_dtype is int32"),

@@ -1,6 +1,7 @@
 """jit, ahead-of-time compilation, caches and purity of the call."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import same_bits
@@ -9,7 +10,7 @@ from programs import ALWAYS, calls, matmul, normal
 import jax_xdna
 
 
-@pytest.mark.parametrize("fn", [jax_xdna.dot, matmul])
+@pytest.mark.parametrize("fn", [jax_xdna.dot, matmul, jax_xdna.offload(jnp.matmul, policy=ALWAYS)])
 def test_jit_gives_the_bits_of_the_eager_call(rng, fn):
     a, b = normal(rng, 30, 40), normal(rng, 40, 20)
     eager = fn(a, b)

@@ -1,6 +1,7 @@
 """vmap: always one call, and no loop or transpose where a reshape can do."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -129,3 +130,57 @@ def test_vmap_with_an_axis_name_and_a_collective(rng):
     f = jax_xdna.offload(lambda x: jax.lax.psum(x @ w, "i"), policy=ALWAYS)
     got = jax.vmap(f, axis_name="i")(x)
     np.testing.assert_allclose(got[0], jnp.sum(x @ w, 0), rtol=1e-5, atol=1e-5)
+
+
+USERS = [jax_xdna.dot, matmul, jax_xdna.offload(jnp.matmul, policy=ALWAYS)]
+
+
+@pytest.mark.parametrize("dot", USERS)
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
+def test_in_axes_and_out_axes_anywhere(rng, dot, jit):
+    """Negative ones and None too, nested, with the axes of both levels in any place."""
+    for inner, outer, out in [
+        ((0, None), (None, -1), 1),
+        ((1, 0), (-2, None), -1),
+        ((None, 2), (0, 0), 0),
+        ((-1, -3), (1, 1), 2),
+    ]:
+        words = ["mk", "kn"]
+        for name, axes in (("i", inner), ("o", outer)):
+            for side, axis in enumerate(axes):
+                if axis is not None:
+                    place = axis % (len(words[side]) + 1)
+                    words[side] = words[side][:place] + name + words[side][place:]
+        size = {"m": 2, "k": 3, "n": 4, "i": 5, "o": 6}
+        a, b = (jnp.asarray(rng.integers(-8, 9, [size[c] for c in w]), F32) for w in words)
+        mapped = jax.vmap(jax.vmap(dot, inner, out % 3), outer, out % 4)
+        result = "mn"[: out % 3] + "i" + "mn"[out % 3 :]
+        result = result[: out % 4] + "o" + result[out % 4 :]
+        same_bits(jit(mapped)(a, b), np.einsum(f"{words[0]},{words[1]}->{result}", a, b))
+        assert calls(mapped, a, b) == 1
+
+
+@pytest.mark.parametrize("dot", USERS)
+def test_a_batch_of_the_left_operand_is_rows_in_the_compiled_call(rng, dot):
+    x, w = normal(rng, 7, 3, 4), normal(rng, 4, 5)
+    text = hlo(jax.vmap(dot, (0, None)), x, w)
+    assert re.findall(r"= f32(\S+?){.*jax_xdna_gemm", text) == ["[21,5]"]
+    text = hlo(jax.vmap(dot), x, jnp.stack([w] * 7))
+    assert re.findall(r"= f32(\S+?){.*jax_xdna_gemm", text) == ["[7,3,5]"]
+
+
+@pytest.mark.parametrize("dot", [matmul, jax_xdna.offload(jnp.matmul, policy=ALWAYS)])
+def test_the_gradients_under_vmap_compile_to_one_call_each_and_no_loop(rng, dot):
+    x, w = normal(rng, 7, 3, 4), normal(rng, 4, 5)
+    loss = lambda w, x: jnp.sum(jnp.sin(dot(x, w)))  # noqa: E731
+    per_example = jax.vmap(jax.grad(loss), (None, 0))
+    total = jax.grad(lambda w, x: jnp.sum(jax.vmap(loss, (None, 0))(w, x)))
+    stacked = jax.grad(lambda w, x: jnp.sum(jax.vmap(loss)(w, x)))
+    for f, weight in ((per_example, w), (total, w), (stacked, jnp.stack([w] * 7))):
+        text = hlo(f, weight, x)
+        assert text.count('custom_call_target="jax_xdna_gemm"') == 2  # forward and dW
+        assert set(count(text, "while", "transpose", "copy").values()) == {0}
+        want = jax.jit(f)(weight, x)
+        reference = jax.grad(lambda w, x: jnp.sum(jnp.sin(x @ w)))
+        each = jnp.stack([reference(w, v) for v in x])
+        assert jnp.allclose(want, each.sum(0) if f is total else each, atol=0.05)

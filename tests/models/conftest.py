@@ -8,13 +8,33 @@ import pytest
 from models.gpt2 import GPT2, Config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def compile_once(tmp_path_factory):
+    """JAX's cache on disk, for tests that run the same program again in a new function."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
 def config() -> Config:
     """A GPT-2 whose vocabulary needs padding."""
     return Config(vocab_size=101, n_positions=48, n_embd=32, n_layer=2, n_head=4)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def params(config):
     """Random weights in every tensor, biases and layer norms too, large enough to matter."""
     shapes = jax.eval_shape(GPT2(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
@@ -28,7 +48,7 @@ def params(config):
     return params
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokens(config):
     rng = np.random.default_rng(1)
     return rng.integers(0, config.vocab_size, (3, config.n_positions)).astype(np.int32)

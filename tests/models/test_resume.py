@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -24,7 +25,7 @@ def flags(text_folder):
 
 
 @pytest.fixture(scope="module")
-def straight(flags, tmp_path_factory):
+def straight(flags, tmp_path_factory, compile_once):
     """The folder of a run that nothing interrupts."""
     folder = tmp_path_factory.mktemp("runs") / "straight"
     assert main([*flags, "--out", str(folder)]) == 0
@@ -52,8 +53,6 @@ def assert_same_run(folder, straight):
     assert a.keys() == b.keys()
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-    import jax
-
     jax.tree.map(np.testing.assert_array_equal, state(folder), state(straight))
 
 
@@ -124,7 +123,7 @@ def test_a_contradiction_is_refused(straight, tmp_path, capsys):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
-def test_training_gives_up_when_nothing_is_finite(flags, tmp_path, monkeypatch, capsys):
+def test_training_gives_up_when_nothing_is_finite(flags, straight, tmp_path, monkeypatch, capsys):
     batch_of = trainer.TrainBatches.__getitem__
 
     def poisoned(self, step):

@@ -49,7 +49,7 @@ def test_bpe_tables_equal_the_tokenizer_they_came_from(tmp_path, trained, names)
     (tmp_path / "vocab.json").rename(tmp_path / names[0])
     (tmp_path / "merges.txt").rename(tmp_path / names[1])
     t = tokenizer.load(str(tmp_path))
-    assert t.vocab_size == 300
+    assert t.vocab_size == trained.get_vocab_size() > 257
     assert t.end == trained.token_to_id("<|endoftext|>")
     for text in [*TEXTS[:-1], "the cat that sat"]:
         (ids,) = t.encode([text])

@@ -14,6 +14,11 @@ from models.gpt2 import GPT2
 
 
 @pytest.fixture(scope="module")
+def config(config):
+    return dataclasses.replace(config, n_layer=1)
+
+
+@pytest.fixture(scope="module")
 def batch(config):
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, config.vocab_size, (6, 17)).astype(np.int32)
@@ -22,11 +27,17 @@ def batch(config):
     return tokens, weights
 
 
-def stepper(config, seed=0, lr=1e-2):
-    learning_rate = optax.constant_schedule(lr)
-    tx = train.optimizer(learning_rate)
-    step = train.make_train_step(GPT2(config), tx, learning_rate, seed)
-    return jax.jit(step), tx
+CLIP = 0.1
+
+
+@pytest.fixture(scope="module")
+def adamw():
+    return train.optimizer(optax.constant_schedule(1e-2), clip=CLIP)
+
+
+@pytest.fixture(scope="module")
+def step(config, adamw):
+    return jax.jit(train.make_train_step(GPT2(config), adamw, optax.constant_schedule(1e-2), 0))
 
 
 def assert_close(a, b, rtol):
@@ -63,21 +74,20 @@ def test_accumulation_equals_one_large_batch(config, params, batch):
     assert abs(mean_of_means - by_hand) > 1e-3
 
 
-def test_the_step_is_adamw_with_clipping(config, params, batch):
+def test_the_step_is_adamw_with_clipping(config, params, batch, step, adamw):
     tokens, weights = batch
-    step, tx = stepper(config)
-    state, metrics = step(train.init_state(params, tx), tokens[None], weights[None])
+    state, metrics = step(train.init_state(params, adamw), tokens[None], weights[None])
 
     def loss(params):
         return train.loss_sum(GPT2(config), params, tokens, weights, None) / weights.sum()
 
     grads = jax.jit(jax.grad(loss))(params)
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
-    assert norm > 1  # Clipping acts.
+    assert norm > CLIP
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
 
     for name, p in flatten_dict(params).items():
-        g = np.asarray(flatten_dict(grads)[name], np.float64) / norm
+        g = np.asarray(flatten_dict(grads)[name], np.float64) * CLIP / norm
         decay = 0.1 * p if name[-1] in ("kernel", "embedding") else 0.0
         # The first step of Adam: moments are (1 − β) of the gradient, and corrected for that.
         wanted = p - 1e-2 * (g / (np.abs(g) + 1e-8) + decay)
@@ -97,18 +107,17 @@ def test_decay_mask(params):
 def test_without_gradient_only_masked_parameters_decay(params):
     tx = train.optimizer(1e-2, weight_decay=0.5)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = tx.update(zeros, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
     after = flatten_dict(optax.apply_updates(params, updates))
     for name, before in flatten_dict(params).items():
         factor = 1 - 0.5 * 1e-2 if name[-1] in ("kernel", "embedding") else 1.0
         np.testing.assert_allclose(after[name], factor * before, rtol=1e-6)
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted(config, params, batch):
+def test_a_step_that_is_not_finite_is_skipped_and_counted(params, batch, step, adamw):
     tokens, weights = batch
-    step, tx = stepper(config)
-    good, _ = step(train.init_state(params, tx), tokens[None], weights[None])
-    skipped, metrics = step(good, tokens[None], weights[None] * np.float32("inf"))
+    good, _ = step(train.init_state(params, adamw), tokens[None], weights[None])
+    skipped, metrics = step(good, tokens[None], np.full_like(weights, np.inf)[None])
     assert not np.isfinite(metrics["loss"])
     assert_identical(skipped.params, good.params)
     assert_identical(skipped.opt_state.inner_state, good.opt_state.inner_state)
@@ -136,25 +145,22 @@ def test_schedule():
 
 
 def test_dropout_follows_seed_step_and_micro_batch(config, params, batch):
-    tokens = np.repeat(batch[0][:1], 4, axis=0).reshape(2, 2, 17)
-    weights = np.ones((2, 2, 16), np.float32)
-    dropped = dataclasses.replace(config, dropout=0.3)
+    model = GPT2(dataclasses.replace(config, dropout=0.3))
+    tx, constant = optax.apply_if_finite(optax.sgd(0.0), 1), optax.constant_schedule(0.0)
+    tokens = np.broadcast_to(batch[0][0], (2, 2, 17))
+    ones = np.ones((1, 2, 16), np.float32)
 
-    def losses(seed):
-        step, tx = stepper(dropped, seed, lr=0.0)
-        state = train.init_state(params, tx)
-        found = []
-        for _ in range(2):
-            state, metrics = step(state, tokens, weights)
-            found.append(float(metrics["loss"]))
-        return found
+    @jax.jit
+    def loss(seed, step, weights):
+        state = train.init_state(params, tx)._replace(step=step)
+        return train.make_train_step(model, tx, constant, seed)(state, tokens, weights)[1]["loss"]
 
-    assert losses(1) == losses(1)
-    assert len({*losses(1), *losses(2)}) == 4
-    # Equal micro-batches get different masks: their mean is not the loss of the first.
-    step, tx = stepper(dropped, 1, lr=0.0)
-    _, metrics = step(train.init_state(params, tx), tokens[:1], weights[:1])
-    assert float(metrics["loss"]) != losses(1)[0]
+    first, second = (np.concatenate([x * ones, (1 - x) * ones]) for x in (1, 0))
+    # The same text each time, so that only the masks can make a difference.
+    cases = [(1, 0, first), (1, 0, second), (1, 1, first), (2, 0, first)]
+    losses = [float(loss(*case)) for case in cases]
+    assert losses == [float(loss(*case)) for case in cases]
+    assert len(set(losses)) == len(cases)
 
 
 def test_evaluation_sums_weighted_losses_without_dropout(config, params, batch):

@@ -3,8 +3,9 @@
     python -m benchmarks.tracing [--json FILE] [--preset gpt2] [--rounds 5]
 
 Tracing: `jax.jit(step).trace(…)` of the whole step (forward, backward, AdamW), with all of JAX's
-caches empty, with and without `offload`. Nothing is allocated, and nothing is compiled. The rows
-below it say what the first call does with the traced step anyway: lower it for XLA.
+caches empty, with and without `offload`; below it the next stage, lowering for XLA. Nothing is
+allocated or compiled. Both are Python on one thread, so the times are CPU seconds of that thread:
+other programs on the machine disturb them less.
 Cached calls: a compiled step small enough that a call is mostly dispatch, with and without
 `offload`, where the policy leaves every dot to XLA, so both run the same program.
 Both are checked before they are timed.
@@ -33,6 +34,7 @@ from models import train
 from models.gpt2 import GPT2, PRESETS
 
 TARGET = 1.3
+STAGES = ("trace", "lower")
 Step = Callable[..., Any]
 
 
@@ -62,7 +64,7 @@ def primitive_counts(jaxpr: Any) -> dict[str, int]:
 
 
 def trace_times(preset: str, rounds: int) -> dict[str, Any]:
-    """Seconds to trace and to lower the step, as lists over rounds; ours and plain JAX in turns."""
+    """CPU seconds to trace and to lower the step, per round; ours and plain JAX in turns."""
     model = GPT2(PRESETS[preset])
     _, state = make_step(model)
     tokens = jax.ShapeDtypeStruct((1, 4, 65), jnp.int32)
@@ -86,17 +88,14 @@ def trace_times(preset: str, rounds: int) -> dict[str, Any]:
             step = wraps[name](make_step(model)[0])
             jax.clear_caches()
             gc.collect()
-            start = time.perf_counter()
+            start = time.thread_time()
             traced = jax.jit(step).trace(state, tokens, weights)
-            middle = time.perf_counter()
+            middle = time.thread_time()
             traced.lower()
             times[f"{name} trace"].append(middle - start)
-            times[f"{name} lower"].append(time.perf_counter() - middle)
+            times[f"{name} lower"].append(time.thread_time() - middle)
         order.reverse()
     return {"dots": dots["dot_general"], "times": times}
-
-
-STAGES = ("trace", "lower")
 
 
 def call_times(rounds: int) -> dict[str, list[float]]:
@@ -156,14 +155,18 @@ def main() -> None:
     print(f"{about['cpu']}, {about['cores']} cores, jax {about['jax']}\n")
 
     traced = trace_times(args.preset, args.rounds)
-    print(f"train step of {args.preset}, {traced['dots']} dots, all offloaded; seconds (median)")
+    print(
+        f"train step of {args.preset}, {traced['dots']} dots, all offloaded; CPU seconds (median)"
+    )
     rows: dict[str, dict[str, float]] = {}
     for stage in STAGES:
         plain, ours = (traced["times"][f"{name} {stage}"] for name in ("plain", "offload"))
         rows[stage] = compared(plain, ours)
         row = rows[stage]
-        print(f"  {stage:<6} plain {row['plain']:.2f}  offload {row['offload']:.2f}  "
-              f"ratio {row['ratio']:.2f}")
+        print(
+            f"  {stage:<6} plain {row['plain']:.2f}  offload {row['offload']:.2f}  "
+            f"ratio {row['ratio']:.2f}"
+        )
     calls = call_times(max(args.rounds, 9))
     rows["cached call"] = row = compared(calls["plain"], calls["offload"])
     print(

@@ -22,6 +22,7 @@ from .gpt2 import GPT2
 from .options import parse_policy
 from .prepare import Run, prepare
 from .rundir import METRICS, OPTIONS
+from .tokenizer import printable
 from .trainer import Trainer
 
 FP32_METRICS = "metrics-fp32.jsonl"
@@ -165,7 +166,7 @@ def show_results(run: Run, model: GPT2, params: Any, summary: dict[str, Any]) ->
     """Prints losses, speed and a sample."""
     end = run.tokenizer.end
     ids = generate(model, params, [end], max_tokens=SAMPLE_TOKENS, seed=run.options.seed, end=end)
-    sample = run.tokenizer.decode(list(ids)).rstrip()
+    sample = printable(run.tokenizer.decode(list(ids)).rstrip())
     print(
         f"\nvalidation loss {report.number(summary['val_loss'], '.4f')}, "
         f"perplexity {report.number(summary['val_perplexity'], '.3f')}\n"
@@ -173,7 +174,7 @@ def show_results(run: Run, model: GPT2, params: Any, summary: dict[str, Any]) ->
         f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['skipped_steps']} steps skipped\n"
         "\nA sample:\n"
     )
-    print("\n".join("  │ " + line for line in sample.splitlines()))
+    print("\n".join("  │ " + line for line in sample.split("\n")))
 
 
 def compare(

@@ -139,10 +139,11 @@ def _run(args: argparse.Namespace) -> None:
         # Held back while the last character is still in pieces.
         text = tokens.decode([*prompt, *shown])
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            sys.stdout.write(text[len(written) :])
+            sys.stdout.write(tokenizer.printable(text[len(written) :]))
             sys.stdout.flush()
             written = text
-    sys.stdout.write(tokens.decode([*prompt, *shown])[len(written) :] + "\n")
+    rest = tokens.decode([*prompt, *shown])[len(written) :]
+    sys.stdout.write(tokenizer.printable(rest) + "\n")
     seconds = time.perf_counter() - start
     sys.stderr.write(f"{len(shown)} tokens in {seconds:.1f} s\n")
 

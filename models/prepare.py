@@ -50,6 +50,9 @@ def prepare(argv: list[str] | None) -> Run:
     source = Path(options.init) if options.init else None
     if source and not source.is_dir():
         raise UserError(f"--init: {source} is not a folder")
+    if source and options.block_size is None:
+        context = checkpoint.load_config(source).n_positions
+        options = dataclasses.replace(options, block_size=min(options.block, context))
     spec = options.tokenizer or (str(source) if source else "bytes")
     tokens = tokenizer.load(str(folder.path) if options.resume else spec)
     config = _config(options, source, tokens)
@@ -97,20 +100,19 @@ def _config(options: Options, source: Path | None, tokens: tokenizer.Tokenizer) 
     A new model has the context it is trained with: later positions would stay random.
     """
     config = checkpoint.load_config(source) if source else PRESETS[options.model or "small"]
+    if source and options.model:
+        sizes = {"vocab_size": config.vocab_size, "n_positions": config.n_positions}
+        config = dataclasses.replace(PRESETS[options.model], **sizes)
+    if source and tokens.vocab_size > config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
+            f"only {config.vocab_size}: name its tokenizer with --tokenizer"
+        )
     if options.block > config.n_positions:
         raise UserError(
             f"--block-size is {options.block}; this model's n_positions is {config.n_positions}"
         )
     if not source:
-        config = dataclasses.replace(
-            config, vocab_size=tokens.vocab_size, n_positions=options.block
-        )
-    elif options.model:
-        sizes = {"vocab_size": config.vocab_size, "n_positions": config.n_positions}
-        config = dataclasses.replace(PRESETS[options.model], **sizes)
-    if tokens.vocab_size > config.vocab_size:
-        raise UserError(
-            f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
-            f"only {config.vocab_size}: name its tokenizer with --tokenizer"
-        )
+        sizes = {"vocab_size": tokens.vocab_size, "n_positions": options.block}
+        config = dataclasses.replace(config, **sizes)
     return dataclasses.replace(config, dropout=options.dropout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,13 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """A hash of the whole definition."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+
+def printable(text: str) -> str:
+    """`text` with control characters as U+FFFD: a model may write some that steer the terminal."""
+    return "".join(
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
+    )
 
 
 def load(spec: str) -> Tokenizer:

@@ -95,3 +95,7 @@ def test_errors(tmp_path, trained):
     path.write_text(json.dumps(definition))
     with pytest.raises(UserError, match="has no end-of-text token"):
         tokenizer.load(str(path))
+
+
+def test_control_characters_are_not_printed() -> None:
+    assert tokenizer.printable("a\x1b[2J\tb\nc\x85\r") == "a\ufffd[2J\tb\nc\ufffd\ufffd"

@@ -23,7 +23,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy jax_xdna
-	$(BIN)/clang-format --dry-run --Werror ffi/*.h ffi/*.cc tests/cpp/*.cc
+	$(BIN)/clang-format --dry-run --Werror ffi/*.h ffi/*.cc tests/cpp/*.h tests/cpp/*.cc
 
 $(VENV)/.%: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,5 +1,10 @@
 """Messages: they name the argument, what it got, and what would be right."""
 
+import pathlib
+import shutil
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -112,21 +117,22 @@ def test_the_device_s_own_errors_reach_the_user_and_jax_stays_usable():
     assert float(jax_xdna.dot(A, A.T)[0, 0]) == 3
 
 
-def test_the_compiled_part_s_absence_is_explained(tmp_path):
-    import pathlib
-    import shutil
-    import subprocess
-    import sys
+def run_python(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
 
-    package = pathlib.Path(jax_xdna.__file__).parent
-    shutil.copytree(
-        package, tmp_path / "jax_xdna", ignore=shutil.ignore_patterns("_ffi*.so", "_ffi*.pyd")
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", "import jax_xdna"],
-        cwd=tmp_path,
-        env={},
-        capture_output=True,
-        text=True,
-    )
+
+def test_the_compiled_part_s_absence_is_explained():
+    run = run_python("import sys; sys.modules['jax_xdna._ffi'] = None; import jax_xdna")
     assert run.returncode and "pip install" in run.stderr and "jax_xdna._ffi" in run.stderr
+
+
+def test_a_source_folder_uses_the_installed_compiled_part(tmp_path):
+    package = pathlib.Path(jax_xdna._ffi.__file__).parent
+    sources = pathlib.Path(jax_xdna.__file__).parent
+    shutil.copytree(sources, tmp_path / "jax_xdna", ignore=shutil.ignore_patterns("_ffi*.so"))
+    run = run_python(
+        "import jax_xdna; print(jax_xdna.__file__); print(jax_xdna.devices()[0].name)",
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(package.parent)},
+    )
+    assert run.stdout.split() == [str(tmp_path / "jax_xdna" / "__init__.py"), "emulated"], run

@@ -93,7 +93,7 @@ def follow(
     state: train.State,
     stopped: Callable[[], bool],
 ) -> None:
-    """Makes the leader's steps, and with --compare those of `reference`; shows and writes nothing."""
+    """Makes the leader's steps, with --compare those of `reference` too; shows and writes nothing."""
     processes, steps = trainer.processes, run.options.steps
     print(
         f"process {processes.index} of {processes.count} trains along from step {int(state.step)}; "

@@ -59,10 +59,12 @@ def _told(run: Run) -> dict[str, Any]:
 
 def _take_over(told: dict[str, Any], given: dict[str, Any]) -> Run:
     for name, value in given.items():
-        if name not in _OWN and value != told["options"][name]:
+        theirs = told["options"].get(name)
+        if name not in _OWN and value != theirs:
+            theirs = "not given" if theirs is None else theirs
             raise UserError(
-                f"{flag(name)} is {value}, but {told['options'][name]} in process 0: start all "
-                "processes with the same flags"
+                f"{flag(name)} is {value}, but {theirs} in process 0: start all processes with the "
+                "same flags"
             )
     settings = {**told["options"], "data": tuple(told["options"]["data"]), "device": None}
     options = dataclasses.replace(Options(**settings), **given)
@@ -93,7 +95,7 @@ def follow(
     state: train.State,
     stopped: Callable[[], bool],
 ) -> None:
-    """Makes the leader's steps, with --compare those of `reference` too; shows and writes nothing."""
+    """Makes the leader's steps, and those of `reference` to compare; shows and writes nothing."""
     processes, steps = trainer.processes, run.options.steps
     print(
         f"process {processes.index} of {processes.count} trains along from step {int(state.step)}; "

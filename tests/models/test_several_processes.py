@@ -213,8 +213,8 @@ def test_the_leader_decides(leader, text_folder):
 @pytest.mark.parametrize(
     ("flags", "changed", "message"),
     [
-        (["--lr", "0.5"], {}, "--lr is 0.5, but None in process 0: start all processes with"),
-        (["--steps", "7"], {}, "--steps is 7, but 6 in process 0"),
+        (["--lr", "0.5"], {}, "--lr is 0.5, but not given in process 0: start all"),
+        (["--steps", "7"], {}, "--steps is 7, but 6 in process 0: start all processes with"),
         ([], {0: "no such file"}, "^process 0: no such file$"),
         ([], {3: "0123"}, "process 1 reads other text than process 0: every machine needs"),
     ],

@@ -20,9 +20,10 @@ from .errors import UserError
 from .follow import follow, initial_state, prepare_together
 from .generate import generate
 from .gpt2 import GPT2
+from .join import join
 from .options import parse, parse_policy
 from .prepare import Run
-from .processes import Processes, join
+from .processes import Processes
 from .rundir import METRICS, OPTIONS
 from .tokenizer import printable
 from .trainer import Trainer

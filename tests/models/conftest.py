@@ -13,7 +13,7 @@ from models.gpt2 import GPT2, Config
 def one_device():
     """The fine-tuner uses all devices; most people have one, and most tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_devices", lambda: jax.devices()[:1])
+        patch.setattr(processes, "visible_devices", lambda: jax.devices()[:1])
         yield
 
 

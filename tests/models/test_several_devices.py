@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jax_xdna
-from models import processes
+from models import join, processes
 from models.data import Corpus, TrainBatches, validation_batches
 from models.finetune import main
 from models.gpt2 import GPT2, Config
@@ -18,7 +18,7 @@ from models.trainer import Trainer
 
 @pytest.fixture
 def four_devices(monkeypatch):
-    monkeypatch.setattr(processes, "_devices", lambda: jax.devices()[:4])
+    monkeypatch.setattr(processes, "visible_devices", lambda: jax.devices()[:4])
 
 
 def test_each_device_multiplies_its_rows(four_devices):
@@ -103,4 +103,4 @@ def test_flags_and_launchers_say_how_many(monkeypatch, flags, environment, job):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert processes._job(flags) == job
+    assert join._job(flags) == job

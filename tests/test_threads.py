@@ -89,3 +89,43 @@ def test_the_interpreter_ends_with_work_in_flight():
     code = TRAIN.split("with jax_xdna.profile()")[0] + "for _ in range(20): step(w, x)\n"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
+
+
+WIDE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import jax, jax.numpy as jnp, numpy as np, jax_xdna
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+devices, runs = len(jax.devices()), int(sys.argv[1])
+rng = np.random.default_rng(0)
+w = [jnp.float32(rng.standard_normal((160, 160)) / 13) for _ in range(16)]
+x = jnp.float32(rng.standard_normal((160 * devices, 160)))
+mesh = jax.make_mesh((devices,), ("x",), axis_types=(AxisType.Auto,))
+x = jax.device_put(x, NamedSharding(mesh, P("x")))
+f = jax.jit(lambda x, w: sum(jax_xdna.dot(jnp.tanh(jax_xdna.dot(x, v)), v) for v in w))
+want = np.asarray(f(x, w))
+def work(_):
+    return all(np.array_equal(f(x, w), want) for _ in range(runs))
+with jax_xdna.profile() as p:
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+print(p.calls)
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "devices"), [((), 1), (("taskset", "-c", "0"), 1), ((), 8)], ids=str
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="taskset")
+def test_ten_thousand_calls_do_not_hang(prefix, devices):
+    # Graphs as wide as these, called from four threads, fill XLA's pool with waiting callers.
+    runs = -(-10_000 // (4 * 32 * devices * 3))
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", WIDE, str(runs)],
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 4 * runs * 32 * devices

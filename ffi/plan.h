@@ -125,7 +125,4 @@ struct Shape {
 // The tile with which a program of these products is predicted to run fastest.
 Tile BestTile(Arch arch, const std::vector<Shape>& shapes, Numerics numerics);
 
-// The instruction stream of the plan.
-Txn StreamOf(const GemmPlan& plan);
-
 }  // namespace jax_xdna

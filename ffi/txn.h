@@ -26,6 +26,9 @@ constexpr uint32_t RegisterOffset(uint32_t address) { return address & 0xFFFFF; 
 // Registers of a shim tile.
 constexpr uint32_t kShimBdBase = 0x1D000;  // 16 buffer descriptors of 8 words
 constexpr uint32_t kBdBytes = 0x20;
+constexpr int kShimBds = 16;
+constexpr int kQueueDepth = 4;  // pushes that a channel's queue holds; one more is lost silently
+constexpr int kMaxRepeats = 256;
 constexpr uint32_t ShimControl(Direction direction, int channel) {
   return (direction == Direction::kS2mm ? 0x1D200 : 0x1D210) + 8 * static_cast<uint32_t>(channel);
 }
@@ -47,6 +50,8 @@ struct QueueEntry {
   static QueueEntry FromWord(uint32_t word);
 };
 
+constexpr int LongestBurst(Arch arch) { return arch == Arch::kNpu1 ? 2 : 3; }  // 256, 512 bytes
+
 // A shim buffer descriptor. Sizes and strides count 32-bit words; a linear run has sizes of 0.
 struct ShimBd {
   uint32_t length = 0;   // words
@@ -54,8 +59,7 @@ struct ShimBd {
   // Innermost first. The third dimension runs until `length` words have moved.
   uint32_t size0 = 0, size1 = 0;
   uint32_t stride0 = 1, stride1 = 1, stride2 = 1;
-  int burst = 0;  // code of the longest burst, by arch
-  bool valid = false;
+  int burst = 0;  // code of the longest burst: LongestBurst(arch)
 
   std::array<uint32_t, 8> Words() const;
   // Throws std::invalid_argument when a field that no stream of ours sets is set.
@@ -85,7 +89,6 @@ struct TxnOp {
 
   size_t words() const;  // in the stream
 };
-bool operator==(const TxnOp& a, const TxnOp& b);
 
 struct Txn {
   Arch arch = Arch::kNpu1;
@@ -96,8 +99,5 @@ std::vector<uint32_t> EncodeTxn(const Txn& txn);
 
 // Throws std::invalid_argument naming the word offset and what is wrong there.
 Txn DecodeTxn(const uint32_t* words, size_t count);
-
-// One line, e.g. "block write  column 0 row 0 BD 1: 147456 words, linear".
-std::string Describe(const TxnOp& op);
 
 }  // namespace jax_xdna

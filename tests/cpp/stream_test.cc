@@ -220,11 +220,10 @@ TEST_CASE("fields that do not fit their register are refused") {
   Txn txn;
   Push push;
   push.task = {16, 1, false};
-  CHECK_THROWS_WITH_AS(AppendPush(txn, push), "shim descriptor: number 16, the limit is 15",
+  CHECK_THROWS_WITH_AS(AppendPush(txn, push), "shim task: descriptor 16, the limit is 15",
                        std::invalid_argument);
   push.task = {0, 257, false};
-  CHECK_THROWS_WITH_AS(AppendPush(txn, push),
-                       "shim descriptor: repeats less one 256, the limit is 255",
+  CHECK_THROWS_WITH_AS(AppendPush(txn, push), "shim task: repeats less one 256, the limit is 255",
                        std::invalid_argument);
   push.task = {0, 1, false};
   push.run.size0 = 1024;

@@ -44,29 +44,37 @@ MicroTile MicroTileOf(Arch arch, Numerics numerics) {
   return numerics == Numerics::kBF16 ? MicroTile{4, 8, 8} : MicroTile{8, 8, 8};
 }
 
-void CheckTile(const Tile& tile, int64_t l1, int64_t l2) {
-  const std::string name = Name(tile);
-  // The core kernel works on up to 4x4 micro-tiles at a time.
-  if (tile.m < 16 || tile.k < 8 || tile.n < 16 || tile.m % 16 != 0 || tile.k % 8 != 0 ||
-      tile.n % 16 != 0 || tile.c_buffers < 1 || tile.c_buffers > 2) {
-    throw std::invalid_argument(name +
-                                ": m and n must be multiples of 16, k of 8, c_buffers 1 or 2");
+void CheckTile(const Tile& tile) {
+  const auto fits = [](int size, int unit) { return size > 0 && size <= 1024 && size % unit == 0; };
+  // The core kernel works on blocks of 16x16 of C.
+  if (!fits(tile.m, 16) || !fits(tile.k, 8) || !fits(tile.n, 16) || tile.c_buffers < 1 ||
+      tile.c_buffers > 2) {
+    throw std::invalid_argument(Name(tile) +
+                                ": m and n must be multiples of 16 and k of 8, up to 1024, and "
+                                "c_buffers 1 or 2");
   }
-  CheckLimit(name + ": L1", l1, kL1Bytes, "bytes");
-  CheckLimit(name + ": L2", l2, kL2Bytes, "bytes");
+}
+
+void CheckMemories(const GemmPlan& plan) {
+  const Tile& tile = plan.tile;
+  const std::string name = Name(tile);
+  CheckLimit(name + ": L1", plan.l1_bytes, kL1Bytes, "bytes");
+  CheckLimit(name + ": L2", plan.l2_bytes, kL2Bytes, "bytes");
+  const int64_t c_words = plan.c_item() * tile.m * tile.n / 4;
   CheckLimit(name + ": a core's descriptor",
-             std::max({tile.m * tile.k / 2, tile.k * tile.n / 2, tile.m * tile.n}), kCoreRunWords,
+             std::max<int64_t>({tile.m * tile.k / 2, tile.k * tile.n / 2, c_words}), kCoreRunWords,
              "words");
-  CheckLimit(name + ": a memory tile's descriptor", kCoreRows * tile.m * tile.n, kMemoryRunWords,
-             "words");
+  CheckLimit(name + ": a memory tile's descriptor", kCoreRows * c_words, kMemoryRunWords, "words");
 }
 
 // Padded sizes, buffers and loop order.
-GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile& tile,
-                bool transposed) {
+GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
+                const Tile& tile, bool transposed) {
+  CheckTile(tile);
   GemmPlan plan;
   plan.arch = arch;
   plan.numerics = numerics;
+  plan.c_dtype = c_dtype;
   plan.m = m;
   plan.k = k;
   plan.n = n;
@@ -75,9 +83,11 @@ GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, c
   plan.micro = MicroTileOf(arch, numerics);
   plan.columns = arch == Arch::kNpu1 ? 4 : 8;
   const int64_t mk = tile.m * tile.k, kn = tile.k * tile.n, mn = tile.m * tile.n;
-  plan.l1_bytes = kStackBytes + kL1Words + 2 * 2 * (mk + kn) + 4 * mn * tile.c_buffers;
-  plan.l2_bytes = 2 * 2 * (mk + kn) + 2 * 4 * kCoreRows * mn;
-  CheckTile(tile, plan.l1_bytes, plan.l2_bytes);
+  const int64_t c_bytes = plan.c_item() * mn;
+  plan.l1_bytes = kStackBytes + kL1Words + 2 * 2 * (mk + kn) + c_bytes * tile.c_buffers +
+                  (c_dtype == DType::kBF16 ? 4 * mn : 0);
+  plan.l2_bytes = 2 * 2 * (mk + kn) + 2 * kCoreRows * c_bytes;
+  CheckMemories(plan);
 
   const int64_t height = tile.m * kCoreRows, width = int64_t{tile.n} * plan.columns;
   plan.row_tiles = CeilDiv(transposed ? n : m, height);
@@ -89,7 +99,7 @@ GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, c
   plan.columns_outer = plan.row_tiles > plan.col_tiles;
   plan.a_bytes = BufferBytes("packed A", 2, plan.rows, plan.depth);
   plan.b_bytes = BufferBytes("packed B", 2, plan.depth, plan.cols);
-  plan.c_bytes = BufferBytes("packed C", 4, plan.rows, plan.cols);
+  plan.c_bytes = BufferBytes("packed C", plan.c_item(), plan.rows, plan.cols);
   CheckLimit("a runtime word", std::max(plan.row_tiles * plan.col_tiles, plan.depth_tiles),
              kRuntimeWord, "counts");
   return plan;
@@ -205,7 +215,8 @@ void BuildSteps(GemmPlan& plan) {
 }
 
 // Padded sizes and prediction: all that the search compares.
-GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile) {
+GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
+              const Tile* tile) {
   if (m < 1 || k < 1 || n < 1) {
     throw std::invalid_argument("M, K and N must be at least 1, got " + std::to_string(m) + ", " +
                                 std::to_string(k) + ", " + std::to_string(n));
@@ -217,7 +228,7 @@ GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, con
   for (const Tile& candidate : tiles) {
     for (const bool transposed : {false, true}) {
       try {
-        GemmPlan plan = Layout(arch, m, k, n, numerics, candidate, transposed);
+        GemmPlan plan = Layout(arch, m, k, n, numerics, c_dtype, candidate, transposed);
         plan.predicted = Predict(plan);
         if (best.columns == 0 || plan.predicted.total < best.predicted.total) {
           best = std::move(plan);
@@ -247,7 +258,8 @@ int64_t GemmPlan::b_tile(int column, int64_t j, int64_t kk) const {
 
 int64_t GemmPlan::c_tile(int column, int core_row, int64_t i, int64_t j) const {
   const int64_t block = columns_outer ? j * row_tiles + i : i * col_tiles + j;
-  return 4 * tile.m * tile.n * ((column * row_tiles * col_tiles + block) * kCoreRows + core_row);
+  return c_item() * tile.m * tile.n *
+         ((column * row_tiles * col_tiles + block) * kCoreRows + core_row);
 }
 
 namespace {
@@ -276,7 +288,7 @@ int64_t GemmPlan::c_element(int64_t row, int64_t col) const {
   const int64_t row_block = row / tile.m, col_block = col / tile.n;
   return c_tile(static_cast<int>(col_block % columns), static_cast<int>(row_block % kCoreRows),
                 row_block / kCoreRows, col_block / columns) +
-         4 * InTile(row % tile.m, col % tile.n, micro.r, micro.t, tile.n / micro.t);
+         c_item() * InTile(row % tile.m, col % tile.n, micro.r, micro.t, tile.n / micro.t);
 }
 
 const std::vector<Tile>& Tiles(Arch) {
@@ -284,21 +296,22 @@ const std::vector<Tile>& Tiles(Arch) {
   return tiles;
 }
 
-GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile) {
-  GemmPlan plan = Best(arch, m, k, n, numerics, tile);
+GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile,
+                  DType c_dtype) {
+  GemmPlan plan = Best(arch, m, k, n, numerics, c_dtype, tile);
   BuildSteps(plan);
   ChooseChunks(plan);
   return plan;
 }
 
-Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics) {
+Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics, DType c_dtype) {
   const Tile* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : Tiles(arch)) {
     double total = 0;
     for (const GemmShape& shape : shapes) {
       total += static_cast<double>(shape.calls) *
-               Best(arch, shape.m, shape.k, shape.n, numerics, &tile).predicted.total;
+               Best(arch, shape.m, shape.k, shape.n, numerics, c_dtype, &tile).predicted.total;
     }
     if (total < least) {
       least = total;

@@ -25,7 +25,9 @@ constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Tile {
   int m = 0, k = 0, n = 0;
-  int c_buffers = 2;  // C tiles in L1: with one, the core waits while it drains
+  // C tiles in L1. An f32 result is summed up in place: with one buffer, the core waits while it
+  // drains. A bf16 result is rounded out of an f32 tile of its own.
+  int c_buffers = 2;
 };
 bool operator==(const Tile& a, const Tile& b);
 
@@ -80,6 +82,7 @@ struct Chunk {
 struct GemmPlan {
   Arch arch = Arch::kNpu1;
   Numerics numerics = Numerics::kBF16;
+  DType c_dtype = DType::kF32;  // in which C leaves the cores
   int64_t m = 0, k = 0, n = 0;  // as asked for
   bool transposed = false;
   Tile tile;
@@ -101,6 +104,7 @@ struct GemmPlan {
   double useful_share() const {
     return static_cast<double>(m) * k * n / (static_cast<double>(rows) * depth * cols);
   }
+  int64_t c_item() const { return c_dtype == DType::kF32 ? 4 : 2; }    // bytes
   int a_column(int lane) const { return lane * columns / kCoreRows; }  // of A lane `lane`'s shim
   // Byte offsets of tiles.
   int64_t a_tile(int core_row, int64_t i, int64_t kk) const;
@@ -119,13 +123,14 @@ const std::vector<Tile>& Tiles(Arch arch);
 // tiles between products costs milliseconds: a program of several passes the tile of BestTile.
 // Throws std::invalid_argument naming the limit and its value when the hardware cannot do it.
 GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics,
-                  const Tile* tile = nullptr);
+                  const Tile* tile = nullptr, DType c_dtype = DType::kF32);
 
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
   int64_t calls = 1;
 };
 // The tile with which a program of these products is predicted to run fastest.
-Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics);
+Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics,
+              DType c_dtype = DType::kF32);
 
 }  // namespace jax_xdna

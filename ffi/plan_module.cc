@@ -46,6 +46,9 @@ Arch ToArch(const std::string& name) {
 Numerics ToNumerics(const std::string& name) {
   return Choose("numerics", name, "bf16", Numerics::kBF16, "bfp16", Numerics::kBFP16);
 }
+DType ToDType(const std::string& name) {
+  return Choose("result", name, "f32", DType::kF32, "bf16", DType::kBF16);
+}
 Direction ToDirection(const std::string& name) {
   return Choose("direction", name, "S2MM", Direction::kS2mm, "MM2S", Direction::kMm2s);
 }
@@ -78,14 +81,16 @@ nb::dict StepDict(const Step& step) {
 }
 
 nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
-                  const std::string& numerics, const std::optional<TileTuple>& wanted) {
+                  const std::string& numerics, const std::optional<TileTuple>& wanted,
+                  const std::string& result) {
   Tile tile;
   if (wanted) std::tie(tile.m, tile.k, tile.n, tile.c_buffers) = *wanted;
-  const GemmPlan plan =
-      PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics), wanted ? &tile : nullptr);
+  const GemmPlan plan = PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics),
+                                 wanted ? &tile : nullptr, ToDType(result));
   nb::dict d;
   d["arch"] = arch;
   d["numerics"] = numerics;
+  d["result"] = result;
   d["m"] = m;
   d["k"] = k;
   d["n"] = n;
@@ -120,10 +125,10 @@ nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
 }
 
 TileTuple BestTileTuple(const std::string& arch, const std::vector<ShapeTuple>& shapes,
-                        const std::string& numerics) {
+                        const std::string& numerics, const std::string& result) {
   std::vector<GemmShape> list;
   for (const auto& [m, k, n, calls] : shapes) list.push_back({m, k, n, calls});
-  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics)));
+  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics), ToDType(result)));
 }
 
 nb::dict ConstantDict(const std::string& arch, const std::string& numerics) {
@@ -215,9 +220,9 @@ std::vector<std::string> DescribeStream(const nb::bytes& stream) {
 
 void BindPlan(nb::module_& m) {
   m.def("plan", &PlanDict, nb::arg("arch"), nb::arg("m"), nb::arg("k"), nb::arg("n"),
-        nb::arg("numerics") = "bf16", nb::arg("tile") = nb::none());
+        nb::arg("numerics") = "bf16", nb::arg("tile") = nb::none(), nb::arg("result") = "f32");
   m.def("best_tile", &BestTileTuple, nb::arg("arch"), nb::arg("shapes"),
-        nb::arg("numerics") = "bf16");
+        nb::arg("numerics") = "bf16", nb::arg("result") = "f32");
   m.def("model_constants", &ConstantDict, nb::arg("arch"), nb::arg("numerics") = "bf16");
   m.def("encode_stream", &Encode, nb::arg("arch"), nb::arg("ops"));
   m.def("decode_stream", &Decode, nb::arg("stream"));

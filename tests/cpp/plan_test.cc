@@ -115,7 +115,8 @@ void CheckOrder(const GemmPlan& plan) {
     const bool shares = plan.columns == 4 || column % 2 == 0;
     CHECK(TilesOf(channels.at({column, Direction::kMm2s, shares ? 1 : 0}),
                   2 * plan.tile.k * plan.tile.n) == b);
-    CHECK(TilesOf(channels.at({column, Direction::kS2mm, 0}), 4 * plan.tile.m * plan.tile.n) == c);
+    CHECK(TilesOf(channels.at({column, Direction::kS2mm, 0}),
+                  plan.c_item() * plan.tile.m * plan.tile.n) == c);
   }
 }
 
@@ -124,7 +125,9 @@ TEST_CASE("lanes send tiles in the order of the cores; queues and descriptors ar
   const auto upto = [&](int64_t limit) { return static_cast<int64_t>(random() % limit) + 1; };
   for (int trial = 0; trial < 60; ++trial) {
     const Arch arch = trial % 2 == 0 ? Arch::kNpu1 : Arch::kNpu2;
-    CheckOrder(PlanGemm(arch, upto(9000), upto(200), upto(9000), Numerics::kBF16));
+    const DType c_dtype = trial % 3 == 0 ? DType::kBF16 : DType::kF32;
+    CheckOrder(
+        PlanGemm(arch, upto(9000), upto(200), upto(9000), Numerics::kBF16, nullptr, c_dtype));
   }
   // Both loops long; more than 256 repeats; one side only.
   const Tile tile{16, 8, 16, 2};
@@ -137,7 +140,8 @@ TEST_CASE("elements fill the packed buffers, each once") {
   for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
     for (const Numerics numerics : {Numerics::kBF16, Numerics::kBFP16}) {
       const Tile tile{32, 16, 16, 1};
-      const GemmPlan plan = PlanGemm(arch, 250, 30, 131, numerics, &tile);
+      const DType c_dtype = numerics == Numerics::kBF16 ? DType::kF32 : DType::kBF16;
+      const GemmPlan plan = PlanGemm(arch, 250, 30, 131, numerics, &tile, c_dtype);
       const auto check = [](int64_t bytes, int item, int64_t rows, int64_t cols, auto at) {
         std::vector<char> seen(static_cast<size_t>(bytes / item));
         for (int64_t r = 0; r < rows; ++r) {
@@ -153,7 +157,7 @@ TEST_CASE("elements fill the packed buffers, each once") {
             [&](int64_t r, int64_t c) { return plan.a_element(r, c); });
       check(plan.b_bytes, 2, plan.depth, plan.cols,
             [&](int64_t r, int64_t c) { return plan.b_element(r, c); });
-      check(plan.c_bytes, 4, plan.rows, plan.cols,
+      check(plan.c_bytes, static_cast<int>(plan.c_item()), plan.rows, plan.cols,
             [&](int64_t r, int64_t c) { return plan.c_element(r, c); });
     }
   }

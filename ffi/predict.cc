@@ -63,12 +63,19 @@ Prediction Predict(const GemmPlan& plan) {
     between += drain;
   }
   const double tile = static_cast<double>(plan.depth_tiles) * step + between;
-  const double a = static_cast<double>(plan.a_bytes) * j, b = static_cast<double>(plan.b_bytes) * i;
+  const double a = static_cast<double>(plan.a_bytes) * (plan.feed == Feed::kHeld ? 1 : j),
+               b = static_cast<double>(plan.b_bytes) * i;
   const double c = static_cast<double>(plan.c_bytes);
   // The first tiles reach L2, then L1, while the controller works through the sequence: a push is 3
-  // operations (4 with a token), a core has two runtime words and a lock.
-  const double fill = 2 * 2 * std::max(m * k, k * n) / kChannelBytesPerCycle;
-  const double operations = 7.0 * plan.columns + 3 * kCoreRows + 3.0 * kCoreRows * plan.columns;
+  // operations (4 with a token), a core has two runtime words and a lock,
+  // a lane of A through L2 takes 9 more, or 15.
+  const double lane_operations = plan.feed == Feed::kFifo ? 3 : plan.feed == Feed::kRing ? 12 : 18;
+  const double into_l2 =
+      plan.chunk_tiles > 0 ? static_cast<double>(plan.chunk_tiles) * m * k : m * k;
+  const double fill =
+      2 * (std::max(into_l2, k * n) + std::max(m * k, k * n)) / kChannelBytesPerCycle;
+  const double operations =
+      7.0 * plan.columns + lane_operations * kCoreRows + 3.0 * kCoreRows * plan.columns;
 
   Prediction p;
   p.dram_bytes = static_cast<int64_t>(a + b + c);

@@ -57,12 +57,12 @@ def plan(
     design, which keeps A in L2 and has not run on hardware.
 
     The product that runs is L · R, padded: (A, B), or (Bᵀ, Aᵀ) when transposed. Keys: arch,
-    numerics, result, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth, cols of
-    the product that runs), tiles (I, KK, J), feed (of A: fifo, held or
-    ring), columns_outer (loop order), buffer_bytes (A, B, C),
-    l1_bytes, l2_bytes, useful_share, seconds (dispatch, compute, dram, lanes, edges, total:
-    predicted), dram_bytes, chunks_along ("m" or "n"), chunks ((start, size), for a pipeline of
-    packing and running), steps (of the sequence) and stream (the bytes for the NPU).
+    numerics, result, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth
+    and cols of the product that runs), tiles (I, KK, J), feed (of A: fifo, held or ring),
+    columns_outer (loop order), buffer_bytes (A, B, C), l1_bytes, l2_bytes, useful_share, seconds
+    (predicted: dispatch, compute, dram, lanes, edges, total), dram_bytes, chunks_along ("m" or
+    "n"), chunks ((start, size), for a pipeline of packing and running), steps (of the sequence) and
+    stream (the bytes for the NPU).
 
     ValueError names the limit, its value and what the product would need.
     """

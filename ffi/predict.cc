@@ -23,7 +23,7 @@ Machine MachineOf(Arch arch, Numerics numerics) {
             127e-6,
             99.8,
             {kTaka, "bytes over time of the best bf16 run in arXiv 2512.13282, table 2",
-             "xrt-smi latency, Xilinx/XRT pull request 8319",
+             "xrt-smi latency on Windows, Xilinx/XRT pull request 8319",
              "balanced bf16 kernel 96x56x96, arXiv 2512.13282, table 2"}};
   }
   const bool exact = numerics == Numerics::kBF16;
@@ -32,8 +32,8 @@ Machine MachineOf(Arch arch, Numerics numerics) {
           52e-6,
           exact ? 25.0 : 137.2,
           {kTaka, "bytes over time of the best bf16 run in arXiv 2512.13282, table 3",
-           "xrt-smi latency, amd/IRON issue 55",
-           exact ? "measured rate of native bf16 kernels, amd/IRON CI"
+           "xrt-smi latency on Linux, amd/IRON issue 55",
+           exact ? "derived from native bf16 runs of amd/IRON CI (20 to 25)"
                  : "balanced bfp16-emulated kernel 112x48x96, arXiv 2512.13282, table 3"}};
 }
 

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "handler.h"
 #include "isa.h"
+#include "plan_module.h"
 #include "tiles.h"
 
 namespace nb = nanobind;
@@ -155,4 +156,5 @@ NB_MODULE(_ffi, m) {
         nb::arg("tile"), nb::kw_only(), nb::arg("stream"), nb::arg("rows_of_tiles"));
   m.def("kernel_rates", &jax_xdna::KernelRates, nb::arg("steps"));
   m.def("isa", [] { return std::string(jax_xdna::ActiveIsa().name); });
+  jax_xdna::BindPlan(m);
 }

@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+BENCH ?= gemm train_step packing overhead tracing
 BIN = $(VENV)/bin
 
 # Every target says which extras it needs; the stamp remembers what is installed and for which sources.
-SOURCES = pyproject.toml CMakeLists.txt $(wildcard ffi/* jax_xdna/*.py models/*.py)
+SOURCES = pyproject.toml CMakeLists.txt $(wildcard ffi/* jax_xdna/*.py models/*.py aie_kernels/*.py)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: finetune test bench lint clean
@@ -16,8 +17,11 @@ finetune: $(VENV)/.finetune
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.finetune
-	$(BIN)/python -m benchmarks.gemm $(ARGS)
+bench: $(VENV)/.bench
+	mkdir -p runs/bench
+	for name in $(BENCH); do \
+	  echo; echo "== $$name"; \
+	  $(BIN)/python -m benchmarks.$$name --json runs/bench/$$name.json $(ARGS) || exit; done
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

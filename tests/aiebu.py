@@ -19,7 +19,6 @@ from gpt2_step import gpt2_step
 
 from jax_xdna import _ffi
 
-MIRROR = "http://deb.debian.org/debian"
 
 
 def sid_root(root):
@@ -33,7 +32,7 @@ def sid_root(root):
     if os.uname().machine != "x86_64":
         return "aiebu is packaged for x86-64"
     command = ["debootstrap", "--variant=minbase", "--include=libxrt-utils-npu"]
-    subprocess.run([*command, "sid", str(root), MIRROR], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "sid", str(root)], check=True, stdout=subprocess.DEVNULL)
     return None
 
 

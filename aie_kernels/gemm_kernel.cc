@@ -1,7 +1,7 @@
 // The core kernel of the packed GEMM: C (f32, kept in L1 over all of K) += A (bf16) · B (bf16), for
 // tiles in the order of micro_tiles.h.
 //
-// One source for three datapaths: AIE2 (npu1, bf16 4×8×4), AIE2P (npu2, exact bf16 8×8×8) and, with
+// One source for three datapaths: AIE2 (npu1, bf16 4×8×4), AIE2P (npu2, exact bf16 4×8×8) and, with
 // AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16, AIE2P's block floating point 8×8×8. The build defines
 // DIM_M, DIM_K and DIM_N. It compiles for the host against host/aie_api.
 #include <aie_api/aie.hpp>
@@ -12,6 +12,8 @@ namespace {
 
 #if __AIE_ARCH__ == 20
 constexpr packed_gemm::MicroTile kMicro = packed_gemm::kAie2;
+#elif __AIE_ARCH__ == 21 && defined(AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16)
+constexpr packed_gemm::MicroTile kMicro = packed_gemm::kAie2pBfp16;
 #elif __AIE_ARCH__ == 21
 constexpr packed_gemm::MicroTile kMicro = packed_gemm::kAie2p;
 #else
@@ -36,7 +38,7 @@ inline void Zero(float* __restrict c, unsigned count) {
   }
 }
 
-// Sixteen AIE2 or four AIE2P accumulators hold a 16×16 block of C, so that each loaded vector of A
+// Sixteen AIE2, eight or four AIE2P accumulators hold a 16×16 block of C, so that each loaded vector of A
 // and of B serves a whole row or column of them.
 inline void Step(const bfloat16* __restrict a, const bfloat16* __restrict b, float* __restrict c,
                  unsigned m, unsigned k, unsigned n) {

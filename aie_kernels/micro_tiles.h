@@ -18,8 +18,9 @@ struct MicroTile {
   int r, s, t;
 };
 
-constexpr MicroTile kAie2 = {4, 8, 4};   // npu1
-constexpr MicroTile kAie2p = {8, 8, 8};  // npu2, exact bf16 and bfp16 alike
+constexpr MicroTile kAie2 = {4, 8, 4};        // npu1
+constexpr MicroTile kAie2p = {4, 8, 8};       // npu2, exact bf16
+constexpr MicroTile kAie2pBfp16 = {8, 8, 8};  // npu2 through block floating point
 
 // The kernel keeps a 16×16 block of C in accumulators and runs along K at least four micro-tiles.
 constexpr int kBlock = 16;  // m and n are multiples

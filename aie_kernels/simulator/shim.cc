@@ -23,7 +23,11 @@ std::string ChannelName(int column, Direction direction, int channel) {
 }  // namespace
 
 uint64_t HostMemory::AddressOf(uint32_t argument, uint64_t offset) const {
-  return (static_cast<uint64_t>(argument + 1) << kArgumentShift) + offset;
+  if (argument >= arguments_.size() || offset >> kArgumentShift != 0) {
+    throw SimulationError("an address patch with byte " + std::to_string(offset) +
+                          " of argument " + std::to_string(argument));
+  }
+  return (uint64_t{argument + 1} << kArgumentShift) + offset;
 }
 
 uint8_t* HostMemory::At(uint64_t address, uint64_t bytes) const {
@@ -45,19 +49,14 @@ uint8_t* HostMemory::At(uint64_t address, uint64_t bytes) const {
   return static_cast<uint8_t*>(argument.data) + offset;
 }
 
-void ShimChannel::WriteControl(uint32_t value, uint32_t mask) {
-  control_ = (control_ & ~mask) | (value & mask);
-}
-
 void ShimChannel::Push(const QueueEntry& entry, uint8_t* data, size_t bytes, double now) {
   if (!routed) throw SimulationError(name_ + ": the design routes nothing there");
   if (static_cast<int>(unawaited_.size()) == kQueueDepth) {
     throw SimulationError(name_ + ": a push while " + std::to_string(kQueueDepth) +
                           " may be outstanding; the queue drops it");
   }
-  if (entry.token && (control_ & kTokenControllerMask) != kTokenController) {
-    throw SimulationError(name_ + ": a token asked for, but sent to controller " +
-                          Hex(control_ & kTokenControllerMask) + ", not " + Hex(kTokenController));
+  if (entry.token && !sends_tokens_) {
+    throw SimulationError(name_ + ": a token asked for, but not sent to the stream's controller");
   }
   unawaited_.push_back(entry);
   tasks_.push_back({entry, data, bytes, now});
@@ -168,7 +167,12 @@ void Shim::WriteBlock(uint32_t offset, const std::vector<uint32_t>& block, Arch 
 }
 
 void Shim::MaskWrite(uint32_t offset, uint32_t value, uint32_t mask) {
-  ChannelAt(offset, false).WriteControl(value, mask);
+  ShimChannel& channel = ChannelAt(offset, false);
+  if (value != kTokenController || mask != kTokenControllerMask) {
+    throw SimulationError(channel.name() + ": masked write of " + Hex(value) + " under " +
+                          Hex(mask) + ", which no stream here does");
+  }
+  channel.SendTokens();
 }
 
 void Shim::Patch(uint32_t offset, uint64_t address, uint64_t argument_offset) {

@@ -18,7 +18,7 @@ namespace jax_xdna {
 class HostMemory {
  public:
   explicit HostMemory(const std::vector<Argument>& arguments) : arguments_(arguments) {}
-  uint64_t AddressOf(uint32_t argument, uint64_t offset) const;  // not checked
+  uint64_t AddressOf(uint32_t argument, uint64_t offset) const;
   // Throws SimulationError unless the range lies in one buffer.
   uint8_t* At(uint64_t address, uint64_t bytes) const;
 
@@ -31,7 +31,7 @@ class ShimChannel {
   explicit ShimChannel(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
-  void WriteControl(uint32_t value, uint32_t mask);
+  void SendTokens() { sends_tokens_ = true; }  // to the controller of the stream
   // `data` and `bytes` are the run of the descriptor.
   void Push(const QueueEntry& entry, uint8_t* data, size_t bytes, double now);
   // Whether a push of this descriptor may still be running, for all the controller knows.
@@ -50,6 +50,7 @@ class ShimChannel {
 
   bool idle() const { return tasks_.empty(); }
   bool awaited() const { return unawaited_.empty() && tokens_.empty(); }
+  bool has_token() const { return !tokens_.empty(); }
   std::string State() const;
   void EndDispatch() {
     unawaited_.clear();
@@ -72,7 +73,7 @@ class ShimChannel {
     size_t moved = 0;  // of this run
   };
   std::string name_;
-  uint32_t control_ = 0;
+  bool sends_tokens_ = false;
   std::deque<Task> tasks_;
   std::deque<QueueEntry> unawaited_;  // pushes that no token wait has shown to be complete
   std::deque<double> tokens_;

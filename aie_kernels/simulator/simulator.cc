@@ -165,6 +165,11 @@ void Simulator::Controller::Finish() {
     }
   }
   Advance();
+  for (InputLane& lane : inputs_) {
+    if (lane.channel().has_token()) {
+      throw SimulationError(lane.name() + ": the stream ends with a token that nothing waits for");
+    }
+  }
   const auto idle = [](const auto& part) { return part.idle(); };
   if (!std::all_of(inputs_.begin(), inputs_.end(), idle) ||
       !std::all_of(outputs_.begin(), outputs_.end(), idle) ||

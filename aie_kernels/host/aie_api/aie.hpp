@@ -164,8 +164,10 @@ template <unsigned M, unsigned K, unsigned N>
 class mmul<M, K, N, bfloat16, bfloat16, accauto> {
 #if __AIE_ARCH__ == 20
   static_assert(M == 4 && K == 8 && N == 4, "the native shape of AIE2");
+#elif defined(AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16)
+  static_assert(M == 8 && K == 8 && N == 8, "the native shape of block floating point");
 #else
-  static_assert(M == 8 && K == 8 && N == 8, "the shape that both modes of AIE2P have");
+  static_assert(M == 4 && K == 8 && N == 8, "the shape of exact bf16 on AIE2P");
 #endif
 
  public:

@@ -8,6 +8,7 @@
 #include "device.h"
 #include "handler.h"
 #include "isa.h"
+#include "plan_module.h"
 
 namespace nb = nanobind;
 
@@ -59,4 +60,5 @@ NB_MODULE(_ffi, m) {
   m.def("counters", &jax_xdna::CounterList);
   m.def("cpu_features", &jax_xdna::CpuFeatures);
   m.def("isa", [] { return std::string(jax_xdna::ActiveIsa().name); });
+  jax_xdna::BindPlan(m);
 }

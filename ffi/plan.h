@@ -21,6 +21,8 @@
 
 namespace jax_xdna {
 
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 struct Tile {
   int m = 0, k = 0, n = 0;
   int c_buffers = 2;  // C tiles in L1: with one, the core waits while it drains
@@ -57,13 +59,14 @@ struct Step {
   bool token = false;  // a wait follows
 };
 
-// Seconds.
+// Seconds. What each figure assumes is in predict.cc.
 struct Prediction {
-  double dispatch = 0;  // driver and firmware, until the array starts and after it ends
-  double compute = 0;   // cores
-  double dram = 0;      // bytes over bandwidth
-  double edges = 0;     // first tiles in, last tile out: not overlapped
-  double total = 0;     // dispatch + edges + max(compute, dram)
+  double dispatch = 0;  // from the driver's call to the array's start, and from its end back
+  double compute = 0;   // cores: products, zeroing, waiting for a single C buffer
+  double dram = 0;      // all bytes at the bandwidth that the array gets
+  double lanes = 0;     // the busiest shim channel
+  double edges = 0;     // first tiles in and last tile out of L1, with nothing to overlap
+  double total = 0;     // dispatch + edges + max(compute, dram, lanes)
   int64_t dram_bytes = 0;
 };
 
@@ -118,11 +121,11 @@ const std::vector<Tile>& Tiles(Arch arch);
 GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics,
                   const Tile* tile = nullptr);
 
-struct Shape {
+struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
   int64_t calls = 1;
 };
 // The tile with which a program of these products is predicted to run fastest.
-Tile BestTile(Arch arch, const std::vector<Shape>& shapes, Numerics numerics);
+Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics);
 
 }  // namespace jax_xdna

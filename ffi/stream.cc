@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <stdexcept>
 
 namespace jax_xdna {
 namespace {
@@ -28,10 +29,10 @@ std::string DescribeQueue(uint32_t word, Direction direction, int channel) {
 
 std::string DescribeBd(int bd, const uint32_t* words) {
   const ShimBd run = ShimBd::FromWords(words);
-  const std::string shape =
-      run.size0 == 0 ? "contiguous"
-                     : Format("[%u:%u, %u:%u, %u:%u]", run.length / run.size0 / run.size1,
-                              run.stride2, run.size1, run.stride1, run.size0, run.stride0);
+  const std::string shape = run.size0 == 0
+                                ? "contiguous"
+                                : Format("size:stride %u:%u, %u:%u, rest:%u", run.size0,
+                                         run.stride0, run.size1, run.stride1, run.stride2);
   return Format("BD %-2d     %u words %s", bd, run.length, shape.c_str());
 }
 
@@ -188,8 +189,13 @@ std::string Describe(const TxnOp& op) {
     return Format("column %d row %d  wait      %s %d", op.column, op.row, Name(op.direction),
                   op.channel);
   }
-  return Format("column %d row %d  ", RegisterColumn(op.address), RegisterRow(op.address)) +
-         DescribeRegister(op);
+  std::string what;
+  try {
+    what = DescribeRegister(op);
+  } catch (const std::invalid_argument& error) {  // a descriptor or task with unknown fields
+    what = error.what();
+  }
+  return Format("column %d row %d  ", RegisterColumn(op.address), RegisterRow(op.address)) + what;
 }
 
 }  // namespace jax_xdna

@@ -26,6 +26,15 @@ std::string Hex(uint64_t value) {
   throw std::invalid_argument("instruction stream, word " + std::to_string(word) + ": " + what);
 }
 
+// A field of a word; its name and limit are in the error when the value is too large.
+uint32_t Field(uint64_t value, uint64_t limit, int shift, const char* name) {
+  if (value > limit) {
+    throw std::invalid_argument(std::string(name) + " " + std::to_string(value) +
+                                ", the limit is " + std::to_string(limit));
+  }
+  return static_cast<uint32_t>(value << shift);
+}
+
 void Append(std::vector<uint32_t>& out, const TxnOp& op) {
   const uint32_t kind = static_cast<uint32_t>(op.kind);
   const uint32_t bytes = 4 * static_cast<uint32_t>(op.words());
@@ -34,6 +43,7 @@ void Append(std::vector<uint32_t>& out, const TxnOp& op) {
       out.insert(out.end(), {kind, 0, op.address, 0, op.value, bytes});
       break;
     case TxnKind::kBlockWrite:
+      if (op.block.empty()) throw std::invalid_argument("a block write of no words");
       out.insert(out.end(), {kind, 0, op.address, bytes});
       out.insert(out.end(), op.block.begin(), op.block.end());
       break;
@@ -42,9 +52,11 @@ void Append(std::vector<uint32_t>& out, const TxnOp& op) {
       break;
     case TxnKind::kWait:
       out.insert(out.end(), {kind, bytes,
-                             static_cast<uint32_t>(op.column << 16 | op.row << 8) |
+                             Field(static_cast<uint64_t>(op.column), 255, 16, "wait: column") |
+                                 Field(static_cast<uint64_t>(op.row), 255, 8, "wait: row") |
                                  static_cast<uint32_t>(op.direction == Direction::kMm2s),
-                             static_cast<uint32_t>(op.channel) << 24 | 0x10100});  // one tile
+                             Field(static_cast<uint64_t>(op.channel), 255, 24, "wait: channel") |
+                                 0x10100});  // one tile
       break;
     case TxnKind::kPatch:
       out.insert(out.end(), {kind, bytes, 0, 0, 0, 0, op.address, 0, op.argument, 0,
@@ -105,20 +117,12 @@ TxnOp Parse(const uint32_t* w, size_t left, size_t position) {
   }
 }
 
-// A field of a register word; its name and limit are in the error when the value is too large.
-uint32_t Field(uint64_t value, uint64_t limit, int shift, const char* name) {
-  if (value > limit) {
-    throw std::invalid_argument(std::string("shim descriptor: ") + name + " " +
-                                std::to_string(value) + ", the limit is " + std::to_string(limit));
-  }
-  return static_cast<uint32_t>(value << shift);
-}
-
 }  // namespace
 
 uint32_t QueueEntry::Word() const {
-  return Field(static_cast<uint64_t>(bd), kShimBds - 1, 0, "number") |
-         Field(static_cast<uint64_t>(repeats) - 1, kMaxRepeats - 1, 16, "repeats less one") |
+  return Field(static_cast<uint64_t>(bd), kShimBds - 1, 0, "shim task: descriptor") |
+         Field(static_cast<uint64_t>(repeats) - 1, kMaxRepeats - 1, 16,
+               "shim task: repeats less one") |
          (token ? 1u << 31 : 0);
 }
 
@@ -132,20 +136,22 @@ QueueEntry QueueEntry::FromWord(uint32_t word) {
 std::array<uint32_t, 8> ShimBd::Words() const {
   constexpr uint64_t kStep = 1 << 20;  // strides are stored less one
   const bool linear = size0 == 0;
-  return {length,
-          static_cast<uint32_t>(address),
-          Field(address >> 32, 0xFFFF, 0, "address / 2^32"),
-          linear ? 0
-                 : Field(size0, 1023, 20, "size of the first dimension") |
-                       Field(stride0 - 1, kStep - 1, 0, "first stride less one"),
-          static_cast<uint32_t>(burst) << 30 |
-              (linear ? 0
-                      : Field(size1, 1023, 20, "size of the second dimension") |
-                            Field(stride1 - 1, kStep - 1, 0, "second stride less one")),
-          2u << 24 |  // cache attribute of every transfer
-              (linear ? 0 : Field(stride2 - 1, kStep - 1, 0, "third stride less one")),
-          0,
-          1u << 25};  // valid
+  return {
+      length,
+      static_cast<uint32_t>(address),
+      Field(address >> 32, 0xFFFF, 0, "shim descriptor: address / 2^32"),
+      linear ? 0
+             : Field(size0, 1023, 20, "shim descriptor: size of the first dimension") |
+                   Field(stride0 - 1, kStep - 1, 0, "shim descriptor: first stride less one"),
+      static_cast<uint32_t>(burst) << 30 |
+          (linear
+               ? 0
+               : Field(size1, 1023, 20, "shim descriptor: size of the second dimension") |
+                     Field(stride1 - 1, kStep - 1, 0, "shim descriptor: second stride less one")),
+      2u << 24 |  // cache attribute of every transfer
+          (linear ? 0 : Field(stride2 - 1, kStep - 1, 0, "shim descriptor: third stride less one")),
+      0,
+      1u << 25};  // valid
 }
 
 ShimBd ShimBd::FromWords(const uint32_t* words) {

@@ -1,4 +1,6 @@
-"""The compiled half: the XLA FFI handler, its devices and its counters."""
+"""The compiled half: the XLA FFI handler, its devices and counters; the NPU's plans and streams."""
+
+from typing import Any
 
 def registrations() -> dict[str, object]:
     """FFI target name → capsule for `jax.ffi.register_ffi_target(platform="cpu")`.
@@ -36,3 +38,48 @@ def counters() -> list[dict[str, object]]:
     Keys: device, layout, numerics, batch, m, k, n, calls, flops, seconds (wall), pack_a, pack_b,
     run, unpack (seconds, summed over the threads that worked), threads (summed over calls).
     """
+
+def plan(
+    arch: str,
+    m: int,
+    k: int,
+    n: int,
+    numerics: str = "bf16",
+    tile: tuple[int, int, int, int] | None = None,
+) -> dict[str, Any]:
+    """How the NPU computes an (m, k) by (k, n) product in the least predicted time.
+
+    arch is "npu1" or "npu2", numerics "bf16" or "bfp16". tile (m, k, n, C buffers in L1) restricts
+    the choice to one design; switching designs between products costs milliseconds.
+
+    The product that runs is L · R, padded: (A, B), or (Bᵀ, Aᵀ) when transposed. Keys: arch,
+    numerics, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth, cols of
+    the product that runs), tiles (I, KK, J), columns_outer (loop order), buffer_bytes (A, B, C),
+    l1_bytes, l2_bytes, useful_share, seconds (dispatch, compute, dram, lanes, edges, total:
+    predicted), dram_bytes, chunks_along ("m" or "n"), chunks ((start, size), for a pipeline of
+    packing and running), steps (of the sequence) and stream (the bytes for the NPU).
+
+    ValueError names the limit, its value and what the product would need.
+    """
+
+def best_tile(
+    arch: str, shapes: list[tuple[int, int, int, int]], numerics: str = "bf16"
+) -> tuple[int, int, int, int]:
+    """The tile with which products (m, k, n, calls) are predicted to run fastest together."""
+
+def model_constants(arch: str, numerics: str = "bf16") -> dict[str, tuple[float, str]]:
+    """Constants of the time model in SI units, each with its source."""
+
+def encode_stream(arch: str, ops: list[dict[str, Any]]) -> bytes:
+    """The instruction stream of these operations, in the form that decode_stream gives."""
+
+def decode_stream(stream: bytes) -> tuple[str, list[dict[str, Any]]]:
+    """arch and operations. ValueError names the word at which a stream is damaged.
+
+    Keys by kind: write (address, value), mask_write (address, value, mask), block_write (address,
+    block), patch (address, argument, argument_offset), wait (column, row, direction, channel); and
+    words, the length in the stream.
+    """
+
+def describe_stream(stream: bytes) -> list[str]:
+    """One readable line per operation. ValueError as decode_stream."""

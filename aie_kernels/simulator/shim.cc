@@ -24,8 +24,8 @@ std::string ChannelName(int column, Direction direction, int channel) {
 
 uint64_t HostMemory::AddressOf(uint32_t argument, uint64_t offset) const {
   if (argument >= arguments_.size() || offset >> kArgumentShift != 0) {
-    throw SimulationError("an address patch with byte " + std::to_string(offset) +
-                          " of argument " + std::to_string(argument));
+    throw SimulationError("an address patch with byte " + std::to_string(offset) + " of argument " +
+                          std::to_string(argument));
   }
   return (uint64_t{argument + 1} << kArgumentShift) + offset;
 }

@@ -131,7 +131,7 @@ void Simulator::Controller::Wait(const TxnOp& op) {
 }
 
 void Simulator::Controller::Execute(const TxnOp& op, const HostMemory& memory) {
-  now_ += kOperationSeconds * timing_.clock_hz;
+  now_ += kOperationSeconds * timing_.clock;
   const int column = RegisterColumn(op.address);
   const int row = RegisterRow(op.address);
   const uint32_t offset = RegisterOffset(op.address);
@@ -181,7 +181,7 @@ void Simulator::Controller::Finish() {
 Report Simulator::Controller::Measured() const {
   Report report;
   report.cycles = now_ - started_;
-  report.clock_hz = timing_.clock_hz;
+  report.clock_hz = timing_.clock;
   const auto add = [&](const auto& lane, int64_t& total) {
     const ShimChannel& channel = lane.channel();
     report.lanes.push_back({lane.name(), channel.bytes_moved, channel.busy});
@@ -191,7 +191,7 @@ Report Simulator::Controller::Measured() const {
   for (const OutputLane& lane : outputs_) add(lane, report.bytes_written);
   for (const Core& core : cores_) report.cores.push_back(core.Use());
   report.dram_cycles = static_cast<double>(report.bytes_read + report.bytes_written) /
-                       timing_.dram_per_second * timing_.clock_hz;
+                       timing_.dram_bandwidth * timing_.clock;
   return report;
 }
 

@@ -1,0 +1,1 @@
+"""The NPU side: core kernel, design, instruction streams."""

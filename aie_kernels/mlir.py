@@ -137,15 +137,11 @@ def emit(plan: dict[str, Any]) -> str:
         if link := links.get(fifo.name):
             sources = ", ".join(f"@{name}" for name in link.sources)
             offsets = ", ".join(map(str, link.offsets))
-            lines.append(
-                f"    aie.objectfifo.link [{sources}] -> [@{fifo.name}]([{offsets}] [])"
-            )
+            lines.append(f"    aie.objectfifo.link [{sources}] -> [@{fifo.name}]([{offsets}] [])")
     for place in cores:
         name = f"rtp_{place[0]}_{place[1] - FIRST_CORE_ROW}"
         attributes = f'address = {s.runtime_words[place]} : i32, sym_name = "{name}"'
-        lines.append(
-            f"    %{name} = aie.buffer({_tile(place)}) {{{attributes}}} : memref<2xi32> "
-        )
+        lines.append(f"    %{name} = aie.buffer({_tile(place)}) {{{attributes}}} : memref<2xi32> ")
     for place in cores:
         name = f"go_{place[0]}_{place[1] - FIRST_CORE_ROW}"
         number, initial = s.locks[place]

@@ -1,7 +1,7 @@
 """What the array is loaded with: tiles, fifos and their joins, pinned words and locks, cores.
 
-`packed_gemm` says what the packed design consists of; `parse` reads the same from MLIR text, so that
-a design made by mlir-aie can be compared with it whatever its names and its version.
+`packed_gemm` says what the packed design consists of; `parse` reads the same from MLIR text, so
+that a design made by mlir-aie can be compared with it whatever its names and its version.
 """
 
 import re
@@ -78,24 +78,24 @@ def packed_gemm(arch: str, tile: tuple[int, int, int, int]) -> Structure:
     columns = columns_of(arch)
     s = Structure(arch)
 
-    def add(*fifo: Any, **depths: int) -> None:
-        s.fifos[fifo[0]] = Fifo(*fifo, **depths)
+    def add(fifo: Fifo) -> None:
+        s.fifos[fifo.name] = fifo
 
     for lane in range(CORE_ROWS):
         shim = lane * columns // CORE_ROWS
         row = tuple((column, FIRST_CORE_ROW + lane) for column in range(columns))
-        add(f"A_L3L2_{lane}", (shim, 0), ((shim, 1),), m * k, "bf16")
-        add(f"A_L2L1_{lane}", (shim, 1), row, m * k, "bf16")
+        add(Fifo(f"A_L3L2_{lane}", (shim, 0), ((shim, 1),), m * k, "bf16"))
+        add(Fifo(f"A_L2L1_{lane}", (shim, 1), row, m * k, "bf16"))
         s.links.add(Link((f"A_L3L2_{lane}",), (f"A_L2L1_{lane}",)))
     for column in range(columns):
         cores = [(column, FIRST_CORE_ROW + row) for row in range(CORE_ROWS)]
-        add(f"B_L3L2_{column}", (column, 0), ((column, 1),), k * n, "bf16")
-        add(f"B_L2L1_{column}", (column, 1), tuple(cores), k * n, "bf16")
+        add(Fifo(f"B_L3L2_{column}", (column, 0), ((column, 1),), k * n, "bf16"))
+        add(Fifo(f"B_L2L1_{column}", (column, 1), tuple(cores), k * n, "bf16"))
         s.links.add(Link((f"B_L3L2_{column}",), (f"B_L2L1_{column}",)))
         parts = tuple(f"C_L1L2_{column}_{row}" for row in range(CORE_ROWS))
         for part, core in zip(parts, cores, strict=True):
-            add(part, core, ((column, 1),), m * n, "f32", producer_depth=c_buffers)
-        add(f"C_L2L3_{column}", (column, 1), ((column, 0),), CORE_ROWS * m * n, "f32")
+            add(Fifo(part, core, ((column, 1),), m * n, "f32", producer_depth=c_buffers))
+        add(Fifo(f"C_L2L3_{column}", (column, 1), ((column, 0),), CORE_ROWS * m * n, "f32"))
         offsets = tuple(row * m * n for row in range(CORE_ROWS))
         s.links.add(Link(parts, (f"C_L2L3_{column}",), offsets))
         for core in cores:
@@ -150,9 +150,7 @@ def parse(mlir: str) -> Structure:
     ):
         address = re.search(r"address = (\d+)", attributes)
         s.runtime_words[places[tile]] = int(address[1]) if address else -1
-    for tile, number, attributes in re.findall(
-        r"aie\.lock\((%[\w-]+), *(\d+)\) \{([^}]*)\}", mlir
-    ):
+    for tile, number, attributes in re.findall(r"aie\.lock\((%[\w-]+), *(\d+)\) \{([^}]*)\}", mlir):
         initial = re.search(r"init = (\d+)", attributes)
         s.locks[places[tile]] = (int(number), int(initial[1]) if initial else 0)
     for tile, stack in re.findall(

@@ -38,9 +38,9 @@ TEST_CASE("a corrupted bit of a stream is noticed, whichever it is") {
     Dispatch dispatch = Small(arch);
     std::vector<uint32_t> stream = dispatch.Stream();
     REQUIRE(!Noticed(dispatch, stream));
-    // Every field is there once for each column: a third of its bits here, another third there.
+    // Every field is there once for each column: a fifth of its bits here, another fifth there.
     for (size_t word = 0; word < stream.size(); ++word) {
-      for (int bit = static_cast<int>(word % 3); bit < 32; bit += 3) {
+      for (int bit = static_cast<int>(word % 5); bit < 32; bit += 5) {
         stream[word] ^= 1u << bit;
         CAPTURE(word);
         CAPTURE(bit);

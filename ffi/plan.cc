@@ -1,12 +1,12 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <limits>
 #include <stdexcept>
 
 #include "predict.h"
+#include "sequence.h"
 
 namespace jax_xdna {
 namespace {
@@ -44,29 +44,69 @@ MicroTile MicroTileOf(Arch arch, Numerics numerics) {
   return numerics == Numerics::kBF16 ? MicroTile{4, 8, 8} : MicroTile{8, 8, 8};
 }
 
-void CheckTile(const Tile& tile, int64_t l1, int64_t l2) {
-  const std::string name = Name(tile);
-  // The core kernel works on up to 4x4 micro-tiles at a time.
-  if (tile.m < 16 || tile.k < 8 || tile.n < 16 || tile.m % 16 != 0 || tile.k % 8 != 0 ||
-      tile.n % 16 != 0 || tile.c_buffers < 1 || tile.c_buffers > 2) {
-    throw std::invalid_argument(name +
-                                ": m and n must be multiples of 16, k of 8, c_buffers 1 or 2");
+void CheckTile(const Tile& tile) {
+  const auto fits = [](int size, int unit) { return size > 0 && size <= 1024 && size % unit == 0; };
+  // The core kernel works on blocks of 16x16 of C.
+  if (!fits(tile.m, 16) || !fits(tile.k, 8) || !fits(tile.n, 16) || tile.c_buffers < 1 ||
+      tile.c_buffers > 2) {
+    throw std::invalid_argument(Name(tile) +
+                                ": m and n must be multiples of 16 and k of 8, up to 1024, and "
+                                "c_buffers 1 or 2");
   }
-  CheckLimit(name + ": L1", l1, kL1Bytes, "bytes");
-  CheckLimit(name + ": L2", l2, kL2Bytes, "bytes");
+}
+
+void CheckMemories(const GemmPlan& plan) {
+  const Tile& tile = plan.tile;
+  const std::string name = Name(tile);
+  CheckLimit(name + ": L1", plan.l1_bytes, kL1Bytes, "bytes");
+  CheckLimit(name + ": L2", plan.l2_bytes, kL2Bytes, "bytes");
+  const int64_t c_words = plan.c_item() * tile.m * tile.n / 4;
   CheckLimit(name + ": a core's descriptor",
-             std::max({tile.m * tile.k / 2, tile.k * tile.n / 2, tile.m * tile.n}), kCoreRunWords,
+             std::max<int64_t>({tile.m * tile.k / 2, tile.k * tile.n / 2, c_words}), kCoreRunWords,
              "words");
-  CheckLimit(name + ": a memory tile's descriptor", kCoreRows * tile.m * tile.n, kMemoryRunWords,
-             "words");
+  CheckLimit(name + ": a memory tile's descriptor", kCoreRows * c_words, kMemoryRunWords, "words");
+}
+
+// The smallest divisor of `count` that is at least `least`.
+int64_t Divisor(int64_t count, int64_t least) {
+  while (count % least != 0) ++least;
+  return least;
+}
+
+// Of a resident design: A is held when a lane fits and is needed more than once.
+void ChooseFeed(GemmPlan& plan) {
+  const int64_t room = kResidentBytes / (2 * plan.tile.m * plan.tile.k);  // tiles
+  const int64_t lane = plan.row_tiles * plan.depth_tiles, passes = plan.col_tiles;
+  if (lane <= room && passes >= 2 && passes <= 2 * kMaxRepeats + 2) {
+    plan.feed = Feed::kHeld;
+    plan.columns_outer = plan.row_tiles > 1;
+    plan.chunk_tiles = Divisor(lane, CeilDiv(lane, kMaxLockValue));
+    plan.chunks_held = lane / plan.chunk_tiles;
+    return;
+  }
+  plan.feed = Feed::kRing;
+  for (int64_t chunk = 1; chunk <= room / 2; ++chunk) {
+    if (lane * passes % chunk != 0) continue;
+    const int64_t tasks = lane * passes / chunk;
+    plan.chunk_tiles = chunk;
+    plan.chunks_held = std::min<int64_t>({kMaxLockValue, room / chunk, tasks});
+    // A push runs whole rounds of the ring.
+    const int64_t a_push = kMaxRepeats / plan.chunks_held * plan.chunks_held;
+    if (tasks <= kQueueDepth * a_push) return;
+  }
+  throw std::invalid_argument("A through L2: no size of chunk brings " +
+                              std::to_string(lane * passes) + " tiles in " +
+                              std::to_string(kQueueDepth) + " pushes, the limit of a queue");
 }
 
 // Padded sizes, buffers and loop order.
-GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile& tile,
-                bool transposed) {
+GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
+                const Tile& tile, bool resident, bool transposed) {
+  CheckTile(tile);
   GemmPlan plan;
   plan.arch = arch;
   plan.numerics = numerics;
+  plan.c_dtype = c_dtype;
   plan.m = m;
   plan.k = k;
   plan.n = n;
@@ -75,9 +115,12 @@ GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, c
   plan.micro = MicroTileOf(arch, numerics);
   plan.columns = arch == Arch::kNpu1 ? 4 : 8;
   const int64_t mk = tile.m * tile.k, kn = tile.k * tile.n, mn = tile.m * tile.n;
-  plan.l1_bytes = kStackBytes + kL1Words + 2 * 2 * (mk + kn) + 4 * mn * tile.c_buffers;
-  plan.l2_bytes = 2 * 2 * (mk + kn) + 2 * 4 * kCoreRows * mn;
-  CheckTile(tile, plan.l1_bytes, plan.l2_bytes);
+  const int64_t c_bytes = plan.c_item() * mn;
+  plan.l1_bytes = kStackBytes + kL1Words + 2 * 2 * (mk + kn) + c_bytes * tile.c_buffers +
+                  (c_dtype == DType::kBF16 ? 4 * mn : 0);
+  plan.l2_bytes = 2 * 2 * kn + 2 * kCoreRows * c_bytes + (resident ? kResidentBytes : 2 * 2 * mk);
+  if (resident && plan.l2_bytes > kL2Bytes) plan.l2_bytes -= kCoreRows * c_bytes;  // one C buffer
+  CheckMemories(plan);
 
   const int64_t height = tile.m * kCoreRows, width = int64_t{tile.n} * plan.columns;
   plan.row_tiles = CeilDiv(transposed ? n : m, height);
@@ -87,125 +130,18 @@ GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, c
   plan.depth = plan.depth_tiles * tile.k;
   plan.cols = plan.col_tiles * width;
   plan.columns_outer = plan.row_tiles > plan.col_tiles;
+  if (resident) ChooseFeed(plan);
   plan.a_bytes = BufferBytes("packed A", 2, plan.rows, plan.depth);
   plan.b_bytes = BufferBytes("packed B", 2, plan.depth, plan.cols);
-  plan.c_bytes = BufferBytes("packed C", 4, plan.rows, plan.cols);
+  plan.c_bytes = BufferBytes("packed C", plan.c_item(), plan.rows, plan.cols);
   CheckLimit("a runtime word", std::max(plan.row_tiles * plan.col_tiles, plan.depth_tiles),
              kRuntimeWord, "counts");
   return plan;
 }
 
-// A push with the time, counted in output tiles of a core, at which the first of its data is due.
-struct Timed {
-  int64_t due;
-  Step step;
-};
-
-// Pushes of one shim channel: `runs` runs of `bytes` from `offset`, each `repeats` times and in use
-// for `duration` a time.
-std::vector<Timed> Lane(Step step, int64_t runs, int64_t repeats, int64_t duration) {
-  std::vector<Timed> pushes;
-  const int64_t start = step.offset;
-  for (int64_t run = 0; run < runs; ++run) {
-    for (int64_t done = 0; done < repeats; done += kMaxRepeats) {
-      step.offset = start + run * step.bytes;
-      step.repeats = static_cast<int>(std::min<int64_t>(kMaxRepeats, repeats - done));
-      step.write_bd = done == 0;
-      pushes.push_back({(run * repeats + done) * duration, step});
-    }
-  }
-  return pushes;
-}
-
-// Numbers the descriptors of a lane from `first` on, in a ring as long as the queue: when a run
-// takes the descriptor of the run four before, the push four before has been waited for. Marks
-// those pushes for a token. Returns the first free descriptor.
-int AssignDescriptors(std::vector<Timed>& pushes, int first) {
-  int run = -1;
-  for (size_t p = 0; p < pushes.size(); ++p) {
-    if (pushes[p].step.write_bd) ++run;
-    pushes[p].step.bd = first + run % kQueueDepth;
-    pushes[p].step.token = p + kQueueDepth < pushes.size();
-  }
-  return first + std::min(run + 1, kQueueDepth);
-}
-
-// The sequence: up to four pushes a channel, runtime words, locks; then the other pushes as they
-// fall due, each after the one four before it has been completed; then C.
-// A wait cannot block for ever: what is due earlier has been pushed, and the push waited for needs
-// nothing later.
-void BuildSteps(GemmPlan& plan) {
-  std::vector<std::vector<Timed>> lanes;
-  std::array<int, 8> free_bd{};
-  const auto add = [&](Step step, int64_t runs, int64_t repeats, int64_t duration) {
-    std::vector<Timed> pushes = Lane(step, runs, repeats, duration);
-    int& bd = free_bd[static_cast<size_t>(step.column)];
-    bd = AssignDescriptors(pushes, bd);
-    lanes.push_back(std::move(pushes));
-  };
-
-  const int64_t rows = plan.row_tiles, cols = plan.col_tiles;
-  std::vector<Step> waits;
-  for (int column = 0; column < plan.columns; ++column) {
-    Step c;
-    c.column = column;
-    c.direction = Direction::kS2mm;
-    c.buffer = Buffer::kC;
-    c.bytes = plan.c_bytes / plan.columns;
-    c.offset = column * c.bytes;
-    add(c, 1, 1, 0);
-    lanes.back().front().step.token = true;
-    c.kind = Step::kWait;
-    waits.push_back(c);
-  }
-  for (int column = 0; column < plan.columns; ++column) {
-    Step b;
-    b.column = column;
-    b.buffer = Buffer::kB;
-    for (int lane = 0; lane < kCoreRows; ++lane) {
-      if (plan.a_column(lane) == column) b.channel = 1;
-    }
-    const int64_t lane_bytes = plan.b_bytes / plan.columns;
-    b.offset = column * lane_bytes;
-    b.bytes = plan.columns_outer ? lane_bytes / cols : lane_bytes;
-    add(b, plan.columns_outer ? cols : 1, rows, plan.columns_outer ? 1 : cols);
-  }
-  for (int lane = 0; lane < kCoreRows; ++lane) {
-    Step a;
-    a.column = plan.a_column(lane);
-    a.buffer = Buffer::kA;
-    const int64_t lane_bytes = plan.a_bytes / kCoreRows;
-    a.offset = lane * lane_bytes;
-    a.bytes = plan.columns_outer ? lane_bytes : lane_bytes / rows;
-    add(a, plan.columns_outer ? 1 : rows, cols, plan.columns_outer ? rows : 1);
-  }
-
-  std::vector<Timed> later;
-  for (const std::vector<Timed>& pushes : lanes) {
-    for (size_t p = 0; p < pushes.size(); ++p) {
-      if (p < kQueueDepth) {
-        plan.steps.push_back(pushes[p].step);
-      } else {
-        later.push_back(pushes[p]);
-      }
-    }
-  }
-  for (const Step::Kind kind : {Step::kRuntimeWords, Step::kGoLocks}) {
-    plan.steps.emplace_back();
-    plan.steps.back().kind = kind;
-  }
-  std::stable_sort(later.begin(), later.end(),
-                   [](const Timed& x, const Timed& y) { return x.due < y.due; });
-  for (const Timed& push : later) {
-    plan.steps.push_back(push.step);
-    plan.steps.back().kind = Step::kWait;
-    plan.steps.push_back(push.step);
-  }
-  plan.steps.insert(plan.steps.end(), waits.begin(), waits.end());
-}
-
 // Padded sizes and prediction: all that the search compares.
-GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile) {
+GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
+              bool resident, const Tile* tile) {
   if (m < 1 || k < 1 || n < 1) {
     throw std::invalid_argument("M, K and N must be at least 1, got " + std::to_string(m) + ", " +
                                 std::to_string(k) + ", " + std::to_string(n));
@@ -217,13 +153,13 @@ GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, con
   for (const Tile& candidate : tiles) {
     for (const bool transposed : {false, true}) {
       try {
-        GemmPlan plan = Layout(arch, m, k, n, numerics, candidate, transposed);
+        GemmPlan plan = Layout(arch, m, k, n, numerics, c_dtype, candidate, resident, transposed);
         plan.predicted = Predict(plan);
         if (best.columns == 0 || plan.predicted.total < best.predicted.total) {
           best = std::move(plan);
         }
       } catch (const std::invalid_argument&) {
-        refusal = std::current_exception();
+        if (!refusal) refusal = std::current_exception();
       }
     }
   }
@@ -247,7 +183,8 @@ int64_t GemmPlan::b_tile(int column, int64_t j, int64_t kk) const {
 
 int64_t GemmPlan::c_tile(int column, int core_row, int64_t i, int64_t j) const {
   const int64_t block = columns_outer ? j * row_tiles + i : i * col_tiles + j;
-  return 4 * tile.m * tile.n * ((column * row_tiles * col_tiles + block) * kCoreRows + core_row);
+  return c_item() * tile.m * tile.n *
+         ((column * row_tiles * col_tiles + block) * kCoreRows + core_row);
 }
 
 namespace {
@@ -276,7 +213,7 @@ int64_t GemmPlan::c_element(int64_t row, int64_t col) const {
   const int64_t row_block = row / tile.m, col_block = col / tile.n;
   return c_tile(static_cast<int>(col_block % columns), static_cast<int>(row_block % kCoreRows),
                 row_block / kCoreRows, col_block / columns) +
-         4 * InTile(row % tile.m, col % tile.n, micro.r, micro.t, tile.n / micro.t);
+         c_item() * InTile(row % tile.m, col % tile.n, micro.r, micro.t, tile.n / micro.t);
 }
 
 const std::vector<Tile>& Tiles(Arch) {
@@ -284,21 +221,24 @@ const std::vector<Tile>& Tiles(Arch) {
   return tiles;
 }
 
-GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile) {
-  GemmPlan plan = Best(arch, m, k, n, numerics, tile);
+GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile,
+                  DType c_dtype, bool resident) {
+  GemmPlan plan = Best(arch, m, k, n, numerics, c_dtype, resident, tile);
   BuildSteps(plan);
   ChooseChunks(plan);
   return plan;
 }
 
-Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics) {
+Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics, DType c_dtype,
+              bool resident) {
   const Tile* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : Tiles(arch)) {
     double total = 0;
     for (const GemmShape& shape : shapes) {
-      total += static_cast<double>(shape.calls) *
-               Best(arch, shape.m, shape.k, shape.n, numerics, &tile).predicted.total;
+      total +=
+          static_cast<double>(shape.calls) *
+          Best(arch, shape.m, shape.k, shape.n, numerics, c_dtype, resident, &tile).predicted.total;
     }
     if (total < least) {
       least = total;

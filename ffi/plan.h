@@ -25,7 +25,9 @@ constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Tile {
   int m = 0, k = 0, n = 0;
-  int c_buffers = 2;  // C tiles in L1: with one, the core waits while it drains
+  // C tiles in L1. An f32 result is summed up in place: with one buffer, the core waits while it
+  // drains. A bf16 result is rounded out of an f32 tile of its own.
+  int c_buffers = 2;
 };
 bool operator==(const Tile& a, const Tile& b);
 
@@ -43,9 +45,18 @@ constexpr int kFirstCoreRow = 2;
 
 // One entry of the sequence, in stream order.
 struct Step {
-  enum Kind { kPush, kWait, kRuntimeWords, kGoLocks };
+  enum Kind {
+    kPush,
+    kWait,
+    kRuntimeWords,
+    kGoLocks,
+    // Of resident designs, in the memory tile of `column`:
+    kMemoryLock,  // set lock `lock` to `repeats`
+    kMemoryBd,    // write descriptor `bd`: `memory`, at byte 0
+    kMemoryPush,  // run descriptor `bd` so many times
+  };
   Kind kind = kPush;
-  // kPush and kWait: the shim channel.
+  // kPush, kWait and kMemoryPush: the channel.
   int column = 0;
   Direction direction = Direction::kMm2s;
   int channel = 0;
@@ -57,6 +68,8 @@ struct Step {
   int64_t bytes = 0;
   int repeats = 1;
   bool token = false;  // a wait follows
+  int lock = 0;
+  MemoryBd memory;
 };
 
 // Seconds. What each figure assumes is in predict.cc.
@@ -77,9 +90,19 @@ struct Chunk {
   int64_t size = 0;
 };
 
+// How A gets from DRAM to the cores.
+enum class Feed {
+  kFifo,  // through two tiles of L2, from DRAM for every pass of the cores
+  // Resident designs, through 384 KiB of L2 that the sequence programs:
+  kHeld,  // from DRAM once; every pass but the first comes from L2
+  kRing,  // from DRAM for every pass: a lane that does not fit, or has one pass
+};
+constexpr int64_t kResidentBytes = 393216;
+
 struct GemmPlan {
   Arch arch = Arch::kNpu1;
   Numerics numerics = Numerics::kBF16;
+  DType c_dtype = DType::kF32;  // in which C leaves the cores
   int64_t m = 0, k = 0, n = 0;  // as asked for
   bool transposed = false;
   Tile tile;
@@ -88,10 +111,13 @@ struct GemmPlan {
 
   int64_t rows = 0, depth = 0, cols = 0;                  // of P, padded
   int64_t row_tiles = 0, depth_tiles = 0, col_tiles = 0;  // I, KK, J
-  bool columns_outer = false;                             // j is the outer loop, i the inner one
-  int64_t a_bytes = 0, b_bytes = 0, c_bytes = 0;          // of the packed buffers
-  int l1_bytes = 0;                                       // per core, stack included
-  int l2_bytes = 0;                                       // per memory tile with an A lane
+  Feed feed = Feed::kFifo;
+  int64_t chunk_tiles = 0;     // resident designs: tiles of A that L2 takes and gives at a time
+  int64_t chunks_held = 0;     // and the room for them
+  bool columns_outer = false;  // j is the outer loop, i the inner one
+  int64_t a_bytes = 0, b_bytes = 0, c_bytes = 0;  // of the packed buffers
+  int l1_bytes = 0;                               // per core, stack included
+  int l2_bytes = 0;                               // per memory tile with an A lane
   std::vector<Step> steps;
   Prediction predicted;
   bool chunks_along_rows = false;
@@ -101,6 +127,7 @@ struct GemmPlan {
   double useful_share() const {
     return static_cast<double>(m) * k * n / (static_cast<double>(rows) * depth * cols);
   }
+  int64_t c_item() const { return c_dtype == DType::kF32 ? 4 : 2; }    // bytes
   int a_column(int lane) const { return lane * columns / kCoreRows; }  // of A lane `lane`'s shim
   // Byte offsets of tiles.
   int64_t a_tile(int core_row, int64_t i, int64_t kk) const;
@@ -117,15 +144,17 @@ const std::vector<Tile>& Tiles(Arch arch);
 
 // The plan with the least predicted time, with `tile` or, when null, any of Tiles(arch). Switching
 // tiles between products costs milliseconds: a program of several passes the tile of BestTile.
+// `resident` is the second kind of design, which keeps A in L2; it has not run on hardware.
 // Throws std::invalid_argument naming the limit and its value when the hardware cannot do it.
 GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics,
-                  const Tile* tile = nullptr);
+                  const Tile* tile = nullptr, DType c_dtype = DType::kF32, bool resident = false);
 
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
   int64_t calls = 1;
 };
 // The tile with which a program of these products is predicted to run fastest.
-Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics);
+Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics,
+              DType c_dtype = DType::kF32, bool resident = false);
 
 }  // namespace jax_xdna

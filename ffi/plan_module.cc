@@ -46,6 +46,9 @@ Arch ToArch(const std::string& name) {
 Numerics ToNumerics(const std::string& name) {
   return Choose("numerics", name, "bf16", Numerics::kBF16, "bfp16", Numerics::kBFP16);
 }
+DType ToDType(const std::string& name) {
+  return Choose("result", name, "f32", DType::kF32, "bf16", DType::kBF16);
+}
 Direction ToDirection(const std::string& name) {
   return Choose("direction", name, "S2MM", Direction::kS2mm, "MM2S", Direction::kMm2s);
 }
@@ -60,32 +63,50 @@ nb::bytes ToBytes(const std::vector<uint32_t>& words) {
 
 nb::dict StepDict(const Step& step) {
   nb::dict d;
-  static const char* const kNames[] = {"push", "wait", "runtime_words", "go_locks"};
+  static const char* const kNames[] = {"push",        "wait",      "runtime_words", "go_locks",
+                                       "memory_lock", "memory_bd", "memory_push"};
   d["kind"] = kNames[step.kind];
-  if (step.kind != Step::kPush && step.kind != Step::kWait) return d;
+  if (step.kind == Step::kRuntimeWords || step.kind == Step::kGoLocks) return d;
   d["column"] = step.column;
+  if (step.kind == Step::kMemoryLock) {
+    d["lock"] = step.lock;
+    d["value"] = step.repeats;
+    return d;
+  }
+  if (step.kind == Step::kMemoryBd) {
+    d["bd"] = step.bd;
+    d["words"] = step.memory.length;
+    d["steps"] = step.memory.steps;
+    d["stride"] = step.memory.stride;
+    d["acquire"] = step.memory.acquire;
+    d["release"] = step.memory.release;
+    return d;
+  }
   d["direction"] = Name(step.direction);
   d["channel"] = step.channel;
   if (step.kind == Step::kWait) return d;
-  d["buffer"] = std::string(1, "ABC"[static_cast<int>(step.buffer)]);
   d["bd"] = step.bd;
+  d["repeats"] = step.repeats;
+  if (step.kind == Step::kMemoryPush) return d;
+  d["buffer"] = std::string(1, "ABC"[static_cast<int>(step.buffer)]);
   d["write_bd"] = step.write_bd;
   d["offset"] = step.offset;
   d["bytes"] = step.bytes;
-  d["repeats"] = step.repeats;
   d["token"] = step.token;
   return d;
 }
 
 nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
-                  const std::string& numerics, const std::optional<TileTuple>& wanted) {
+                  const std::string& numerics, const std::optional<TileTuple>& wanted,
+                  const std::string& result, bool resident) {
   Tile tile;
   if (wanted) std::tie(tile.m, tile.k, tile.n, tile.c_buffers) = *wanted;
-  const GemmPlan plan =
-      PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics), wanted ? &tile : nullptr);
+  const GemmPlan plan = PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics),
+                                 wanted ? &tile : nullptr, ToDType(result), resident);
   nb::dict d;
   d["arch"] = arch;
   d["numerics"] = numerics;
+  d["result"] = result;
   d["m"] = m;
   d["k"] = k;
   d["n"] = n;
@@ -95,6 +116,8 @@ nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
   d["columns"] = plan.columns;
   d["padded"] = nb::make_tuple(plan.rows, plan.depth, plan.cols);
   d["tiles"] = nb::make_tuple(plan.row_tiles, plan.depth_tiles, plan.col_tiles);
+  static const char* const kFeeds[] = {"fifo", "held", "ring"};
+  d["feed"] = kFeeds[static_cast<int>(plan.feed)];
   d["columns_outer"] = plan.columns_outer;
   d["buffer_bytes"] = nb::make_tuple(plan.a_bytes, plan.b_bytes, plan.c_bytes);
   d["l1_bytes"] = plan.l1_bytes;
@@ -120,10 +143,10 @@ nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
 }
 
 TileTuple BestTileTuple(const std::string& arch, const std::vector<ShapeTuple>& shapes,
-                        const std::string& numerics) {
+                        const std::string& numerics, const std::string& result, bool resident) {
   std::vector<GemmShape> list;
   for (const auto& [m, k, n, calls] : shapes) list.push_back({m, k, n, calls});
-  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics)));
+  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics), ToDType(result), resident));
 }
 
 nb::dict ConstantDict(const std::string& arch, const std::string& numerics) {
@@ -215,9 +238,10 @@ std::vector<std::string> DescribeStream(const nb::bytes& stream) {
 
 void BindPlan(nb::module_& m) {
   m.def("plan", &PlanDict, nb::arg("arch"), nb::arg("m"), nb::arg("k"), nb::arg("n"),
-        nb::arg("numerics") = "bf16", nb::arg("tile") = nb::none());
+        nb::arg("numerics") = "bf16", nb::arg("tile") = nb::none(), nb::arg("result") = "f32",
+        nb::arg("resident") = false);
   m.def("best_tile", &BestTileTuple, nb::arg("arch"), nb::arg("shapes"),
-        nb::arg("numerics") = "bf16");
+        nb::arg("numerics") = "bf16", nb::arg("result") = "f32", nb::arg("resident") = false);
   m.def("model_constants", &ConstantDict, nb::arg("arch"), nb::arg("numerics") = "bf16");
   m.def("encode_stream", &Encode, nb::arg("arch"), nb::arg("ops"));
   m.def("decode_stream", &Decode, nb::arg("stream"));

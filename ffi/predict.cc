@@ -40,7 +40,8 @@ Machine MachineOf(Arch arch, Numerics numerics) {
 }
 
 constexpr double kChannelBytesPerCycle = 4;  // 32-bit streams
-constexpr double kZeroFloatsPerCycle = 8;    // one 32-byte store a cycle
+constexpr double kFloatsPerCycle = 8;        // one 32-byte load and store a cycle
+constexpr double kOperation = 66e-9;         // s, of the controller: amd/IRON flm/gemm README
 constexpr double kMaxChunks = 4;             // commands that the driver keeps in flight a context
 constexpr double kMaxRun = 1.0;              // s, half the driver's default hang detector
 
@@ -53,12 +54,28 @@ Prediction Predict(const GemmPlan& plan) {
   const double step =
       std::max({m * k * n / machine.macs_per_cycle, 2 * m * k / kChannelBytesPerCycle,
                 2 * k * n / kChannelBytesPerCycle});
-  const double drain = 4 * m * n / kChannelBytesPerCycle;
-  const double tile = static_cast<double>(plan.depth_tiles) * step + m * n / kZeroFloatsPerCycle +
-                      (plan.tile.c_buffers == 1 ? drain : 0);
-  const double a = static_cast<double>(plan.a_bytes) * j, b = static_cast<double>(plan.b_bytes) * i;
+  const double drain = static_cast<double>(plan.c_item()) * m * n / kChannelBytesPerCycle;
+  // Between output tiles: clear the sum, and round the old one out or wait until it is gone.
+  double between = m * n / kFloatsPerCycle;
+  if (plan.c_dtype == DType::kBF16) {
+    between += m * n / kFloatsPerCycle;
+  } else if (plan.tile.c_buffers == 1) {
+    between += drain;
+  }
+  const double tile = static_cast<double>(plan.depth_tiles) * step + between;
+  const double a = static_cast<double>(plan.a_bytes) * (plan.feed == Feed::kHeld ? 1 : j),
+               b = static_cast<double>(plan.b_bytes) * i;
   const double c = static_cast<double>(plan.c_bytes);
-  const double fill = 2 * 2 * std::max(m * k, k * n) / kChannelBytesPerCycle;  // into L2, into L1
+  // The first tiles reach L2, then L1, while the controller works through the sequence: a push is 3
+  // operations (4 with a token), a core has two runtime words and a lock,
+  // a lane of A through L2 takes 9 more, or 15.
+  const double lane_operations = plan.feed == Feed::kFifo ? 3 : plan.feed == Feed::kRing ? 12 : 18;
+  const double into_l2 =
+      plan.chunk_tiles > 0 ? static_cast<double>(plan.chunk_tiles) * m * k : m * k;
+  const double fill =
+      2 * (std::max(into_l2, k * n) + std::max(m * k, k * n)) / kChannelBytesPerCycle;
+  const double operations =
+      7.0 * plan.columns + lane_operations * kCoreRows + 3.0 * kCoreRows * plan.columns;
 
   Prediction p;
   p.dram_bytes = static_cast<int64_t>(a + b + c);
@@ -67,7 +84,7 @@ Prediction Predict(const GemmPlan& plan) {
   p.dram = (a + b + c) / machine.dram_bandwidth;
   p.lanes = std::max({a / kCoreRows, b / plan.columns, c / plan.columns}) / kChannelBytesPerCycle /
             machine.clock;
-  p.edges = (fill + drain) / machine.clock;
+  p.edges = std::max(fill / machine.clock, operations * kOperation) + drain / machine.clock;
   p.total = p.dispatch + p.edges + std::max({p.compute, p.dram, p.lanes});
   return p;
 }

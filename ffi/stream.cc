@@ -8,7 +8,7 @@
 namespace jax_xdna {
 namespace {
 
-constexpr int kShimRow = 0;
+constexpr int kShimRow = 0, kMemoryRow = 1;
 
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
   char text[200];
@@ -91,6 +91,22 @@ std::string DescribeRegister(const TxnOp& op) {
   }
 }
 
+void AppendMemoryBd(Txn& txn, const Step& step) {
+  const std::array<uint32_t, 8> words = step.memory.Words();
+  TxnOp write;
+  write.kind = TxnKind::kBlockWrite;
+  write.address = RegisterAddress(step.column, kMemoryRow,
+                                  kMemoryBdBase + kBdBytes * static_cast<uint32_t>(step.bd));
+  write.block.assign(words.begin(), words.end());
+  TxnOp address;
+  address.kind = TxnKind::kMaskWrite;
+  address.address = write.address + 4;
+  address.value = kOwnMemoryWords;
+  address.mask = kMemoryAddressMask;
+  txn.ops.push_back(std::move(write));
+  txn.ops.push_back(std::move(address));
+}
+
 }  // namespace
 
 void AppendPush(Txn& txn, const Push& push) {
@@ -161,6 +177,23 @@ std::vector<uint32_t> StreamOf(const GemmPlan& plan) {
         push.run.address = static_cast<uint64_t>(step.offset);
         push.write_bd = step.write_bd;
         AppendPush(txn, push);
+        break;
+      }
+      case Step::kMemoryLock:
+        AppendWrite(txn,
+                    RegisterAddress(step.column, kMemoryRow,
+                                    kMemoryLockBase + 16 * static_cast<uint32_t>(step.lock)),
+                    static_cast<uint32_t>(step.repeats));
+        break;
+      case Step::kMemoryBd:
+        AppendMemoryBd(txn, step);
+        break;
+      case Step::kMemoryPush: {
+        const QueueEntry task{step.bd, step.repeats, false};
+        AppendWrite(
+            txn,
+            RegisterAddress(step.column, kMemoryRow, MemoryQueue(step.direction, step.channel)),
+            task.Word(kMemoryBds));
         break;
       }
       case Step::kWait:

@@ -117,19 +117,30 @@ TxnOp Parse(const uint32_t* w, size_t left, size_t position) {
   }
 }
 
+void CheckSame(const char* what, const std::array<uint32_t, 8>& known, const uint32_t* words) {
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (known[i] != words[i]) {
+      throw std::invalid_argument(std::string(what) + ", word " + std::to_string(i) + ": " +
+                                  Hex(words[i]) + " sets fields that no stream here uses");
+    }
+  }
+}
+
 }  // namespace
 
-uint32_t QueueEntry::Word() const {
-  return Field(static_cast<uint64_t>(bd), kShimBds - 1, 0, "shim task: descriptor") |
-         Field(static_cast<uint64_t>(repeats) - 1, kMaxRepeats - 1, 16,
-               "shim task: repeats less one") |
+uint32_t QueueEntry::Word(int descriptors) const {
+  return Field(static_cast<uint64_t>(bd), static_cast<uint64_t>(descriptors) - 1, 0,
+               "task: descriptor") |
+         Field(static_cast<uint64_t>(repeats) - 1, kMaxRepeats - 1, 16, "task: repeats less one") |
          (token ? 1u << 31 : 0);
 }
 
-QueueEntry QueueEntry::FromWord(uint32_t word) {
-  const QueueEntry entry{static_cast<int>(word & 15), static_cast<int>(word >> 16 & 0xFF) + 1,
+QueueEntry QueueEntry::FromWord(uint32_t word, int descriptors) {
+  const QueueEntry entry{static_cast<int>(word & 63), static_cast<int>(word >> 16 & 0xFF) + 1,
                          word >> 31 != 0};
-  if (entry.Word() != word) throw std::invalid_argument("shim queue: unknown bits in " + Hex(word));
+  if (entry.Word(descriptors) != word) {
+    throw std::invalid_argument("task queue: unknown bits in " + Hex(word));
+  }
   return entry;
 }
 
@@ -166,13 +177,40 @@ ShimBd ShimBd::FromWords(const uint32_t* words) {
     bd.stride1 = (words[4] & 0xFFFFF) + 1;
     bd.stride2 = (words[5] & 0xFFFFF) + 1;
   }
-  const std::array<uint32_t, 8> again = bd.Words();
-  for (size_t i = 0; i < again.size(); ++i) {
-    if (again[i] != words[i]) {
-      throw std::invalid_argument("shim descriptor, word " + std::to_string(i) + ": " +
-                                  Hex(words[i]) + " sets fields that no stream here uses");
-    }
+  CheckSame("shim descriptor", bd.Words(), words);
+  return bd;
+}
+
+std::array<uint32_t, 8> MemoryBd::Words() const {
+  std::array<uint32_t, 8> words{};
+  words[0] = Field(length, (1 << 17) - 1, 0, "memory tile descriptor: words");
+  if (steps > 1) {
+    words[6] = Field(steps - 1, 63, 17, "memory tile descriptor: steps less one") |
+               Field(stride - 1, (1 << 17) - 1, 0, "memory tile descriptor: stride less one");
   }
+  words[7] = 1u << 31;  // valid
+  if (acquire >= 0) {
+    constexpr uint32_t kAtLeastOne = 0x7F;  // acquire "greater or equal" is stored negated
+    words[7] |= 1u << 24 |                  // release: add 1
+                Field(static_cast<uint64_t>(kOwnLocks + release), 127, 16, "lock") | 1u << 15 |
+                kAtLeastOne << 8 |
+                Field(static_cast<uint64_t>(kOwnLocks + acquire), 127, 0, "lock");
+  }
+  return words;
+}
+
+MemoryBd MemoryBd::FromWords(const uint32_t* words) {
+  MemoryBd bd;
+  bd.length = words[0];
+  if (words[6] != 0) {
+    bd.steps = (words[6] >> 17 & 63) + 1;
+    bd.stride = (words[6] & 0x1FFFF) + 1;
+  }
+  if ((words[7] & 1u << 15) != 0) {
+    bd.acquire = static_cast<int>(words[7] & 0xFF) - kOwnLocks;
+    bd.release = static_cast<int>(words[7] >> 16 & 0xFF) - kOwnLocks;
+  }
+  CheckSame("memory tile descriptor", bd.Words(), words);
   return bd;
 }
 

@@ -38,6 +38,19 @@ constexpr uint32_t ShimQueue(Direction direction, int channel) {
 // Who gets a channel's completion tokens: a masked write of its control register.
 constexpr uint32_t kTokenController = 0xF00;
 constexpr uint32_t kTokenControllerMask = 0x1F00;
+// Of a memory tile; channels 0 to 5 a direction.
+constexpr uint32_t kMemoryBdBase = 0xA0000;  // 48 descriptors of 8 words; 24 to 47: odd channels
+constexpr int kMemoryBds = 48;
+constexpr uint32_t kMemoryLockBase = 0xC0000;
+constexpr int kMaxLockValue = 63;
+constexpr uint32_t MemoryQueue(Direction direction, int channel) {
+  return (direction == Direction::kS2mm ? 0xA0604 : 0xA0634) + 8 * static_cast<uint32_t>(channel);
+}
+constexpr uint32_t kMemoryAddressMask = 0x7FFFF;  // of word 1 of a descriptor, in words
+// Descriptors count addresses and locks from the western neighbour's on.
+constexpr uint32_t kOwnMemoryWords = 0x20000;
+constexpr int kOwnLocks = 64;
+
 // A core's locks, 16 bytes apart; its data memory starts at offset 0.
 constexpr uint32_t kCoreLockBase = 0x1F000;
 
@@ -46,8 +59,9 @@ struct QueueEntry {
   int bd = 0;
   int repeats = 1;     // 1 to 256
   bool token = false;  // send a completion token after the last
-  uint32_t Word() const;
-  static QueueEntry FromWord(uint32_t word);
+  // Both refuse a descriptor that the tile, one with so many, does not have.
+  uint32_t Word(int descriptors = kShimBds) const;
+  static QueueEntry FromWord(uint32_t word, int descriptors = kShimBds);
 };
 
 constexpr int LongestBurst(Arch arch) { return arch == Arch::kNpu1 ? 2 : 3; }  // 256, 512 bytes
@@ -64,6 +78,20 @@ struct ShimBd {
   std::array<uint32_t, 8> Words() const;
   // Throws std::invalid_argument when a field that no stream of ours sets is set.
   static ShimBd FromWords(const uint32_t* words);
+};
+
+// A memory tile's descriptor: a run of `length` words; the i-th task that uses it starts
+// (i mod steps)·stride words further on. Takes 1 from lock `acquire` before and gives 1 to lock
+// `release` after, or uses no lock when both are negative.
+struct MemoryBd {
+  uint32_t length = 0;
+  uint32_t steps = 1, stride = 0;
+  int acquire = -1, release = -1;
+
+  // Word 1, the address, is written apart, under a mask.
+  std::array<uint32_t, 8> Words() const;
+  // Throws std::invalid_argument when a field that no stream of ours sets is set.
+  static MemoryBd FromWords(const uint32_t* words);
 };
 
 enum class TxnKind : uint8_t {

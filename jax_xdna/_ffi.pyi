@@ -46,15 +46,20 @@ def plan(
     n: int,
     numerics: str = "bf16",
     tile: tuple[int, int, int, int] | None = None,
+    result: str = "f32",
+    resident: bool = False,
 ) -> dict[str, Any]:
     """How the NPU computes an (m, k) by (k, n) product in the least predicted time.
 
     arch is "npu1" or "npu2", numerics "bf16" or "bfp16". tile (m, k, n, C buffers in L1) restricts
-    the choice to one design; switching designs between products costs milliseconds.
+    the choice to one design; switching designs between products costs milliseconds. result, "f32"
+    or "bf16", is the dtype in which C leaves the cores. resident plans for the second kind of
+    design, which keeps A in L2 and has not run on hardware.
 
     The product that runs is L · R, padded: (A, B), or (Bᵀ, Aᵀ) when transposed. Keys: arch,
-    numerics, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth, cols of
-    the product that runs), tiles (I, KK, J), columns_outer (loop order), buffer_bytes (A, B, C),
+    numerics, result, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth, cols of
+    the product that runs), tiles (I, KK, J), feed (of A: fifo, held or
+    ring), columns_outer (loop order), buffer_bytes (A, B, C),
     l1_bytes, l2_bytes, useful_share, seconds (dispatch, compute, dram, lanes, edges, total:
     predicted), dram_bytes, chunks_along ("m" or "n"), chunks ((start, size), for a pipeline of
     packing and running), steps (of the sequence) and stream (the bytes for the NPU).
@@ -63,7 +68,11 @@ def plan(
     """
 
 def best_tile(
-    arch: str, shapes: list[tuple[int, int, int, int]], numerics: str = "bf16"
+    arch: str,
+    shapes: list[tuple[int, int, int, int]],
+    numerics: str = "bf16",
+    result: str = "f32",
+    resident: bool = False,
 ) -> tuple[int, int, int, int]:
     """The tile with which products (m, k, n, calls) are predicted to run fastest together."""
 

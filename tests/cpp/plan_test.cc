@@ -56,7 +56,10 @@ std::map<ChannelKey, Channel> Replay(const GemmPlan& plan) {
       }
       REQUIRE(channel.bd.at(step.bd) == std::make_pair(step.offset, step.bytes));
       for (int i = 0; i < step.repeats; ++i) channel.runs.emplace_back(step.offset, step.bytes);
-      if (step.buffer == Buffer::kA) channel.end += step.repeats * (step.bytes / a_panel);
+      if (step.buffer == Buffer::kA && plan.feed == Feed::kHeld) {
+        channel.end = tiles;
+      } else if (step.buffer == Buffer::kA)
+        channel.end += step.repeats * (step.bytes / a_panel);
       if (step.buffer == Buffer::kB) channel.end += step.repeats * (step.bytes / b_panel);
       if (step.buffer == Buffer::kC) channel.end = tiles;
       channel.outstanding.push_back({channel.end, step.bd, step.token});
@@ -86,6 +89,55 @@ std::vector<int64_t> TilesOf(const Channel& channel, int64_t tile_bytes) {
   return tiles;
 }
 
+// What the memory tile of a resident design sends when the shim brings it these tiles: fills and
+// sends run in any order that locks and queues allow.
+std::vector<int64_t> ThroughL2(const GemmPlan& plan, int column, const std::vector<int64_t>& in) {
+  std::map<int, int64_t> locks;
+  std::map<int, MemoryBd> bds;
+  std::map<int, uint32_t> next;  // step of each descriptor
+  std::map<Direction, std::deque<int>> tasks;
+  std::map<Direction, int> pushes;
+  for (const Step& step : plan.steps) {
+    if (step.column != column) continue;
+    if (step.kind == Step::kMemoryLock) locks[step.lock] = step.repeats;
+    if (step.kind == Step::kMemoryBd) bds[step.bd] = step.memory;
+    if (step.kind != Step::kMemoryPush) continue;
+    REQUIRE(++pushes[step.direction] <= kQueueDepth);
+    for (int i = 0; i < step.repeats; ++i) tasks[step.direction].push_back(step.bd);
+  }
+  for (const auto& [lock, value] : locks) REQUIRE(value <= kMaxLockValue);
+  const std::map<int, int64_t> start = locks;
+  const size_t tile_words = static_cast<size_t>(plan.tile.m * plan.tile.k / 2);
+  std::vector<int64_t> memory(static_cast<size_t>(kResidentBytes / 4) / tile_words, -1), out;
+  size_t arrived = 0;
+  std::mt19937 random(11);
+  int stuck = 0;
+  while (stuck < 64) {
+    const Direction direction = random() % 2 == 0 ? Direction::kS2mm : Direction::kMm2s;
+    std::deque<int>& queue = tasks[direction];
+    ++stuck;
+    if (queue.empty()) continue;
+    const MemoryBd& bd = bds.at(queue.front());
+    if (bd.acquire >= 0 && locks.at(bd.acquire) == 0) continue;
+    stuck = 0;
+    if (bd.acquire >= 0) --locks.at(bd.acquire);
+    const size_t first = next[queue.front()]++ % bd.steps * bd.stride / tile_words;
+    for (size_t tile = first; tile < first + bd.length / tile_words; ++tile) {
+      if (direction == Direction::kS2mm) {
+        memory.at(tile) = in.at(arrived++);
+      } else {
+        out.push_back(memory.at(tile));
+      }
+    }
+    if (bd.release >= 0) ++locks.at(bd.release);
+    queue.pop_front();
+  }
+  for (const auto& [direction, queue] : tasks) CHECK(queue.empty());
+  CHECK(arrived == in.size());
+  CHECK(locks == start);
+  return out;
+}
+
 void CheckOrder(const GemmPlan& plan) {
   std::map<ChannelKey, Channel> channels = Replay(plan);
   std::vector<std::pair<int64_t, int64_t>> order;  // (i, j) in the order in which cores work
@@ -103,8 +155,12 @@ void CheckOrder(const GemmPlan& plan) {
         expected.push_back(plan.a_tile(lane, i, kk));
       }
     }
-    CHECK(TilesOf(channels.at({plan.a_column(lane), Direction::kMm2s, 0}),
-                  2 * plan.tile.m * plan.tile.k) == expected);
+    const bool resident = plan.feed != Feed::kFifo;
+    std::vector<int64_t> sent =
+        TilesOf(channels.at({plan.a_column(lane), Direction::kMm2s, resident ? 1 : 0}),
+                2 * plan.tile.m * plan.tile.k);
+    if (resident) sent = ThroughL2(plan, plan.a_column(lane), sent);
+    CHECK(sent == expected);
   }
   for (int column = 0; column < plan.columns; ++column) {
     std::vector<int64_t> b, c;
@@ -112,10 +168,11 @@ void CheckOrder(const GemmPlan& plan) {
       for (int64_t kk = 0; kk < plan.depth_tiles; ++kk) b.push_back(plan.b_tile(column, j, kk));
       for (int row = 0; row < kCoreRows; ++row) c.push_back(plan.c_tile(column, row, i, j));
     }
-    const bool shares = plan.columns == 4 || column % 2 == 0;
+    const bool shares = plan.feed == Feed::kFifo && (plan.columns == 4 || column % 2 == 0);
     CHECK(TilesOf(channels.at({column, Direction::kMm2s, shares ? 1 : 0}),
                   2 * plan.tile.k * plan.tile.n) == b);
-    CHECK(TilesOf(channels.at({column, Direction::kS2mm, 0}), 4 * plan.tile.m * plan.tile.n) == c);
+    CHECK(TilesOf(channels.at({column, Direction::kS2mm, 0}),
+                  plan.c_item() * plan.tile.m * plan.tile.n) == c);
   }
 }
 
@@ -124,7 +181,9 @@ TEST_CASE("lanes send tiles in the order of the cores; queues and descriptors ar
   const auto upto = [&](int64_t limit) { return static_cast<int64_t>(random() % limit) + 1; };
   for (int trial = 0; trial < 60; ++trial) {
     const Arch arch = trial % 2 == 0 ? Arch::kNpu1 : Arch::kNpu2;
-    CheckOrder(PlanGemm(arch, upto(9000), upto(200), upto(9000), Numerics::kBF16));
+    const DType c_dtype = trial % 3 == 0 ? DType::kBF16 : DType::kF32;
+    CheckOrder(
+        PlanGemm(arch, upto(9000), upto(200), upto(9000), Numerics::kBF16, nullptr, c_dtype));
   }
   // Both loops long; more than 256 repeats; one side only.
   const Tile tile{16, 8, 16, 2};
@@ -133,11 +192,34 @@ TEST_CASE("lanes send tiles in the order of the cores; queues and descriptors ar
   CheckOrder(PlanGemm(Arch::kNpu2, 64, 8, 128 * 1300, Numerics::kBF16, &tile));
 }
 
+TEST_CASE("a lane of A held in L2, or in a ring there, gives the cores the same tiles") {
+  std::mt19937 random(4);
+  const auto upto = [&](int64_t limit) { return static_cast<int64_t>(random() % limit) + 1; };
+  const Tile tiles[] = {{64, 32, 96, 1}, {64, 64, 48, 2}};
+  std::map<Feed, int> seen;
+  for (int trial = 0; trial < 40; ++trial) {
+    const Arch arch = trial % 2 == 0 ? Arch::kNpu1 : Arch::kNpu2;
+    const GemmPlan plan = PlanGemm(arch, upto(1500), upto(2000), upto(3000), Numerics::kBF16,
+                                   &tiles[random() % 2], DType::kF32, true);
+    ++seen[plan.feed];
+    CHECK(plan.l2_bytes <= 524288);
+    CheckOrder(plan);
+  }
+  CHECK(seen[Feed::kHeld] > 5);
+  CHECK(seen[Feed::kRing] > 5);
+  for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
+    CheckOrder(PlanGemm(arch, 256, 768, 50304, Numerics::kBF16, &tiles[1], DType::kF32, true));
+    CheckOrder(PlanGemm(arch, 256, 50304, 768, Numerics::kBF16, &tiles[1], DType::kF32, true));
+    CheckOrder(PlanGemm(arch, 50304, 256, 768, Numerics::kBF16, &tiles[1], DType::kF32, true));
+  }
+}
+
 TEST_CASE("elements fill the packed buffers, each once") {
   for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
     for (const Numerics numerics : {Numerics::kBF16, Numerics::kBFP16}) {
       const Tile tile{32, 16, 16, 1};
-      const GemmPlan plan = PlanGemm(arch, 250, 30, 131, numerics, &tile);
+      const DType c_dtype = numerics == Numerics::kBF16 ? DType::kF32 : DType::kBF16;
+      const GemmPlan plan = PlanGemm(arch, 250, 30, 131, numerics, &tile, c_dtype);
       const auto check = [](int64_t bytes, int item, int64_t rows, int64_t cols, auto at) {
         std::vector<char> seen(static_cast<size_t>(bytes / item));
         for (int64_t r = 0; r < rows; ++r) {
@@ -153,7 +235,7 @@ TEST_CASE("elements fill the packed buffers, each once") {
             [&](int64_t r, int64_t c) { return plan.a_element(r, c); });
       check(plan.b_bytes, 2, plan.depth, plan.cols,
             [&](int64_t r, int64_t c) { return plan.b_element(r, c); });
-      check(plan.c_bytes, 4, plan.rows, plan.cols,
+      check(plan.c_bytes, static_cast<int>(plan.c_item()), plan.rows, plan.cols,
             [&](int64_t r, int64_t c) { return plan.c_element(r, c); });
     }
   }
@@ -212,6 +294,12 @@ TEST_CASE("limits are refused by name and value") {
   CHECK(Refusal(Arch::kNpu1, 1 << 17, 64, 1 << 17).find("packed C") == 0);
   CHECK(Refusal(Arch::kNpu2, 1, int64_t{1} << 62, 1).find("the limit is") != std::string::npos);
   CHECK(Refusal(Arch::kNpu1, 50304, 768, 256) == "accepted");
+  // A prime number of tiles goes through L2 one by one only.
+  const Tile tile{64, 64, 48, 2};
+  CHECK_THROWS_WITH_AS(
+      PlanGemm(Arch::kNpu1, 256, 64 * 1031, 1, Numerics::kBF16, &tile, DType::kF32, true),
+      "A through L2: no size of chunk brings 1031 tiles in 4 pushes, the limit of a queue",
+      std::invalid_argument);
 }
 
 // L1 bytes that the tools allocated for each design (the accepted designs' table).

@@ -19,8 +19,18 @@ class Report:
 class Simulator:
     """The array with a design loaded; keeps its state between dispatches."""
 
-    def __init__(self, arch: str, numerics: str, m: int, k: int, n: int, c_buffers: int) -> None:
-        """arch "npu1" or "npu2", numerics "bf16" or "bfp16", then the design's tile.
+    def __init__(
+        self,
+        arch: str,
+        numerics: str,
+        m: int,
+        k: int,
+        n: int,
+        c_buffers: int,
+        result: str = "f32",
+    ) -> None:
+        """arch "npu1" or "npu2", numerics "bf16" or "bfp16", the design's tile, then the dtype in
+        which C leaves the cores, "f32" or "bf16".
 
         ValueError when the kernel has no such tile.
         """
@@ -30,9 +40,9 @@ class Simulator:
         stream: np.ndarray[Any, np.dtype[np.uint32]],
         a: np.ndarray[Any, np.dtype[np.uint16]],
         b: np.ndarray[Any, np.dtype[np.uint16]],
-        c: np.ndarray[Any, np.dtype[np.float32]],
+        c: np.ndarray[Any, np.dtype[np.uint8]],
     ) -> Report:
-        """Executes the stream on the packed buffers (bf16 bits, and fp32 for the result).
+        """Executes the stream on the packed buffers: bf16 bits, and the bytes of the result.
 
         Raises SimulationError, after which the array must be loaded anew, and ValueError for words
         that are no stream.

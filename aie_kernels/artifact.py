@@ -27,7 +27,8 @@ def name_of(description: dict[str, Any]) -> str:
     text = json.dumps(description, sort_keys=True)
     m, k, n, c = description["tile"]
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return f"{description['arch']}-{description['numerics']}-{m}x{k}x{n}x{c}-{key}"
+    kind = f"{description['numerics']}-{description['result']}"
+    return f"{description['arch']}-{kind}-{m}x{k}x{n}x{c}-{key}"
 
 
 def _digest(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Compiles the packed GEMM for an NPU.
 
-    python -m aie_kernels.build --arch npu1|npu2|auto [--tile M K N C_BUFFERS] [--numerics bfp16]
+    python -m aie_kernels.build --arch npu1|npu2|auto [--numerics bfp16] [--result bf16]
     python -m aie_kernels.build --arch npu1 --emit-mlir design.mlir
 
 The artifact is a directory in the cache: gemm.xclbin, the design it was made from, the tools' own
@@ -25,7 +25,6 @@ from jax_xdna import _ffi
 
 _SOURCES = Path(__file__).parent
 _KERNEL = ("gemm_kernel.cc", "micro_tiles.h")
-Tile = tuple[int, int, int, int]
 
 
 class BuildError(RuntimeError):
@@ -48,17 +47,17 @@ def detect(devices: Path = Path("/sys/bus/pci/devices")) -> str:
     raise BuildError("no AMD NPU on the PCI bus; name the target with --arch npu1 or npu2")
 
 
-def describe(arch: str, tile: Tile, numerics: str, tools: toolchain.Toolchain) -> dict[str, Any]:
-    """All that the artifact depends on, and what its user must know."""
-    plan = _ffi.plan(arch, 1, 1, 1, numerics, tile)
+def describe(plan: dict[str, Any], tools: toolchain.Toolchain) -> dict[str, Any]:
+    """All that the artifact for this plan depends on, and what its user must know."""
     sources = hashlib.sha256()
     for name in (*_KERNEL, "design.py", "_iron.py"):
         sources.update((_SOURCES / name).read_bytes())
     return {
         "layout_version": artifact.LAYOUT_VERSION,
-        "arch": arch,
-        "numerics": numerics,
-        "tile": list(tile),
+        "arch": plan["arch"],
+        "numerics": plan["numerics"],
+        "result": plan["result"],
+        "tile": list(plan["tile"]),
         "micro_tile": list(plan["micro_tile"]),
         "rounding": "conv_even",
         "runtime_words_address": structure.RUNTIME_ADDRESS,
@@ -76,49 +75,49 @@ def _run(command: list[str], directory: Path) -> None:
         raise BuildError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
-def check_design(text: str, arch: str, tile: Tile) -> None:
+def check_design(text: str, plan: dict[str, Any]) -> None:
     """Raises BuildError listing where the design is not the one that streams are made for."""
-    differences = structure.parse(text).differences(structure.packed_gemm(arch, tile))
+    differences = structure.parse(text).differences(
+        structure.packed_gemm(plan["arch"], plan["tile"], plan["result"])
+    )
     if differences:
         raise BuildError("\n  ".join(["the design is not the packed one:", *differences]))
 
 
-def check_stream(stream: bytes, arch: str, tile: Tile, numerics: str) -> None:
+def check_stream(stream: bytes, plan: dict[str, Any]) -> None:
     """Runs the tools' stream for one macro-tile on the simulated array.
 
     It wires channels, words and locks as our own streams do. Raises BuildError when the stream does
     anything else or its result is not that of ours.
     """
-    m, k, n, _ = tile
-    shape = (structure.CORE_ROWS * m, k, n * structure.columns_of(arch))
+    m, k, n, _ = plan["tile"]
+    shape = (structure.CORE_ROWS * m, k, n * plan["columns"])
     rng = np.random.default_rng(0)
     a = rng.standard_normal(shape[:2], np.float32)
     b = rng.standard_normal(shape[1:], np.float32)
-    plan = _ffi.plan(arch, *shape, numerics, tile)
-    want, _ = simulate.simulate(plan, a, b)
+    own = _ffi.plan(plan["arch"], *shape, plan["numerics"], plan["tile"], plan["result"])
+    want, _ = simulate.simulate(own, a, b)
     try:
-        got, _ = simulate.simulate({**plan, "stream": stream}, a, b)
+        got, _ = simulate.simulate({**own, "stream": stream}, a, b)
     except (SimulationError, ValueError) as error:
         raise BuildError(
             f"the tools' stream is not for the array of our streams: {error}"
         ) from error
-    if not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
+    if got.tobytes() != want.tobytes():
         raise BuildError("the tools' stream gives another result than ours")
 
 
-def compile_design(
-    directory: Path, arch: str, tile: Tile, numerics: str, tools: toolchain.Toolchain
-) -> None:
+def compile_design(directory: Path, plan: dict[str, Any], tools: toolchain.Toolchain) -> None:
     """Writes gemm.xclbin, design.mlir and macro_tile.bin."""
     from aie_kernels.design import design  # mlir-aie, which has just been found
 
-    text = design(arch, tile)
-    check_design(text, arch, tile)
+    text = design(plan["arch"], plan["tile"], plan["result"])
+    check_design(text, plan)
     (directory / "design.mlir").write_text(text)
-    target = "aie2" if arch == "npu1" else "aie2p"
-    m, k, n, _ = tile
+    target = "aie2" if plan["arch"] == "npu1" else "aie2p"
+    m, k, n, _ = plan["tile"]
     defines = [f"-DDIM_M={m}", f"-DDIM_K={k}", f"-DDIM_N={n}"]
-    if numerics == "bfp16":
+    if plan["numerics"] == "bfp16":
         defines.append("-DAIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16=1")
     compiler = [
         str(tools.peano / "bin" / "clang++"),
@@ -144,7 +143,7 @@ def compile_design(
             raise BuildError(f"aiecc wrote no {name}")
     if not (directory / "gemm.xclbin").read_bytes().startswith(b"xclbin2"):
         raise BuildError("what aiecc wrote as gemm.xclbin is no xclbin")
-    check_stream((directory / "macro_tile.bin").read_bytes(), arch, tile, numerics)
+    check_stream((directory / "macro_tile.bin").read_bytes(), plan)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -154,6 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--arch", choices=["npu1", "npu2", "auto"], required=True)
     parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
+    parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
     parser.add_argument(
         "--tile",
         type=int,
@@ -166,17 +166,17 @@ def main(arguments: list[str] | None = None) -> int:
     got = parser.parse_args(arguments)
     try:
         arch = detect() if got.arch == "auto" else got.arch
-        plan = _ffi.plan(arch, 256, 768, 2304, got.numerics, got.tile and tuple(got.tile))
-        tile = plan["tile"]
-        Simulator(arch, got.numerics, *tile)  # refuses what the kernel cannot do
+        tile = tuple(got.tile) if got.tile else None
+        plan = _ffi.plan(arch, 256, 768, 2304, got.numerics, tile, got.result)
+        Simulator(arch, got.numerics, *plan["tile"])  # refuses what the kernel cannot do
         if got.emit_mlir:
             got.emit_mlir.write_text(mlir.emit(plan))
             return 0
         tools = toolchain.find()
         directory, built = artifact.build(
             got.cache_dir,
-            describe(arch, tile, got.numerics, tools),
-            lambda work: compile_design(work, arch, tile, got.numerics, tools),
+            describe(plan, tools),
+            lambda work: compile_design(work, plan, tools),
         )
     except (BuildError, toolchain.ToolchainError, ValueError, OSError) as error:
         print(error, file=sys.stderr)

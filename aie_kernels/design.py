@@ -25,12 +25,15 @@ from aie_kernels.structure import (
 )
 
 
-def _core(a: Any, b: Any, c: Any, zero: Any, step: Any, words: Any, go: Any) -> None:
+def _core(
+    a: Any, b: Any, c: Any, zero: Any, step: Any, words: Any, go: Any, total: Any, narrow: Any
+) -> None:
+    """C is summed up in the buffer that leaves or, when it leaves as bf16, in `total`."""
     go.acquire(1)
     tiles = words[0]
     steps = words[1]
     for _ in _iron.range_(tiles):
-        out = c.acquire(1)
+        out = c.acquire(1) if total is None else total.op
         zero(out)
         for _ in _iron.range_(steps):
             left = a.acquire(1)
@@ -38,26 +41,35 @@ def _core(a: Any, b: Any, c: Any, zero: Any, step: Any, words: Any, go: Any) -> 
             step(left, right, out)
             a.release(1)
             b.release(1)
+        if total is not None:
+            narrow(out, c.acquire(1))
         c.release(1)
 
 
-def design(arch: str, tile: tuple[int, int, int, int]) -> str:
+def design(arch: str, tile: tuple[int, int, int, int], result: str = "f32") -> str:
     """The design for arch "npu1" or "npu2" and tile (m, k, n, buffers of C in L1), as MLIR text.
 
+    C leaves the cores as `result`, "f32" or "bf16".
     Its runtime sequence is the product of one macro-tile, (4m, k) by (k, n · columns).
     """
     m, k, n, c_buffers = tile
     columns = columns_of(arch)
-    fifos = packed_gemm(arch, tile).fifos
+    fifos = packed_gemm(arch, tile, result).fifos
 
     def array(count: int, dtype: Any) -> Any:
         return np.ndarray[(count,), np.dtype[dtype]]
 
     bf16 = ml_dtypes.bfloat16
-    a_tile, b_tile, c_tile = array(m * k, bf16), array(k * n, bf16), array(m * n, np.float32)
-    c_block = array(CORE_ROWS * m * n, np.float32)
-    zero = _iron.Kernel("packed_gemm_zero_f32", "packed_gemm.o", [c_tile])
-    step = _iron.Kernel("packed_gemm_step_bf16_f32", "packed_gemm.o", [a_tile, b_tile, c_tile])
+    out = np.float32 if result == "f32" else bf16
+    a_tile, b_tile, sums = array(m * k, bf16), array(k * n, bf16), array(m * n, np.float32)
+    c_tile, c_block = array(m * n, out), array(CORE_ROWS * m * n, out)
+
+    def kernel(name: str, *types: Any) -> Any:
+        return _iron.Kernel(f"packed_gemm_{name}", "packed_gemm.o", list(types))
+
+    zero = kernel("zero_f32", sums)
+    step = kernel("step_bf16_f32", a_tile, b_tile, sums)
+    narrow = kernel("epilogue_f32_bf16", sums, c_tile) if result == "bf16" else None
 
     def at(place: tuple[int, int]) -> Any:
         return _iron.Tile(*place)
@@ -114,6 +126,8 @@ def design(arch: str, tile: tuple[int, int, int, int]) -> str:
                         step,
                         words[-1],
                         locks[-1],
+                        narrow and _iron.Buffer(sums, name=f"sum_{column}_{row}", tile=core),
+                        narrow,
                     ],
                     tile=core,
                     stack_size=STACK_BYTES,
@@ -144,6 +158,6 @@ def design(arch: str, tile: tuple[int, int, int, int]) -> str:
         workers,
         locks,
         sequence,
-        [array(a_all, bf16), array(b_all, bf16), array(c_all, np.float32)],
+        [array(a_all, bf16), array(b_all, bf16), array(c_all, out)],
         [[lane[0] for lane in a_lanes], [lane[0] for lane in b_lanes], c_host],
     )

@@ -38,8 +38,8 @@ inline void Zero(float* __restrict c, unsigned count) {
   }
 }
 
-// Sixteen AIE2, eight or four AIE2P accumulators hold a 16×16 block of C, so that each loaded vector of A
-// and of B serves a whole row or column of them.
+// Sixteen AIE2, eight or four AIE2P accumulators hold a 16×16 block of C, so that each loaded
+// vector of A and of B serves a whole row or column of them.
 inline void Step(const bfloat16* __restrict a, const bfloat16* __restrict b, float* __restrict c,
                  unsigned m, unsigned k, unsigned n) {
 #pragma clang loop min_iteration_count(1)

@@ -1,7 +1,7 @@
 """The packed design as MLIR text, in the form that mlir-aie's passes of May 2026 accepted.
 
 For inspection and comparison; it needs no tools. The build makes its own through IRON (design.py)
-and compares the two by structure.
+and compares the two by structure. The accepted designs are those with an f32 result.
 """
 
 from typing import Any
@@ -16,12 +16,21 @@ def _tile(place: Place) -> str:
     return f"%{kind}_{place[0]}_{place[1]}"
 
 
-def _core(place: Place, a: str, b: str, c: str) -> list[str]:
+def _core(place: Place, a: str, b: str, c: str, narrow: bool) -> list[str]:
     """The loop around the kernel: go, words, I·J tiles of C, KK steps each."""
     column, row = place[0], place[1] - FIRST_CORE_ROW
     fifo_a, fifo_b, fifo_c = f"A_L2L1_{row}", f"B_L2L1_{column}", f"C_L1L2_{column}_{row}"
     words = f"%rtp_{column}_{row}"
     view = "!aie.objectfifosubview"
+    acquire = f"""\
+          %4 = aie.objectfifo.acquire @{fifo_c}(Produce, 1) : {view}<{c}>
+          %5 = aie.objectfifo.subview.access %4[0] : {view}<{c}> -> {c}
+"""
+    before, total, sums, after = acquire, "%5", c, ""
+    if narrow:  # summed up in a buffer of the core, rounded into the one that leaves
+        total, sums = f"%sum_{column}_{row}", c.replace("bf16", "f32")
+        narrowing = f"@packed_gemm_epilogue_f32_bf16({total}, %5) : ({sums}, {c}) -> ()"
+        before, after = "", f"{acquire}          func.call {narrowing}\n"
     return f"""\
     %core_{place[0]}_{place[1]} = aie.core({_tile(place)}) {{
       %c0 = arith.constant 0 : index
@@ -38,9 +47,7 @@ def _core(place: Place, a: str, b: str, c: str) -> list[str]:
         %c0_2 = arith.constant 0 : index
         %c1_3 = arith.constant 1 : index
         scf.for %arg1 = %c0_2 to %1 step %c1_3 {{
-          %4 = aie.objectfifo.acquire @{fifo_c}(Produce, 1) : {view}<{c}>
-          %5 = aie.objectfifo.subview.access %4[0] : {view}<{c}> -> {c}
-          func.call @packed_gemm_zero_f32(%5) : ({c}) -> ()
+{before}          func.call @packed_gemm_zero_f32({total}) : ({sums}) -> ()
           %c0_4 = arith.constant 0 : index
           %c1_5 = arith.constant 1 : index
           scf.for %arg2 = %c0_4 to %3 step %c1_5 {{
@@ -48,11 +55,11 @@ def _core(place: Place, a: str, b: str, c: str) -> list[str]:
             %7 = aie.objectfifo.subview.access %6[0] : {view}<{a}> -> {a}
             %8 = aie.objectfifo.acquire @{fifo_b}(Consume, 1) : {view}<{b}>
             %9 = aie.objectfifo.subview.access %8[0] : {view}<{b}> -> {b}
-            func.call @packed_gemm_step_bf16_f32(%7, %9, %5) : ({a}, {b}, {c}) -> ()
+            func.call @packed_gemm_step_bf16_f32(%7, %9, {total}) : ({a}, {b}, {sums}) -> ()
             aie.objectfifo.release @{fifo_a}(Consume, 1)
             aie.objectfifo.release @{fifo_b}(Consume, 1)
           }}
-          aie.objectfifo.release @{fifo_c}(Produce, 1)
+{after}          aie.objectfifo.release @{fifo_c}(Produce, 1)
         }}
       }}
       aie.end
@@ -61,8 +68,8 @@ def _core(place: Place, a: str, b: str, c: str) -> list[str]:
 
 def _sequence(plan: dict[str, Any], cores: list[Place]) -> list[str]:
     """The runtime sequence of a plan that needs no descriptor twice."""
-    item = {"A": 2, "B": 2, "C": 4}
-    dtype = {"A": "bf16", "B": "bf16", "C": "f32"}
+    item = {"A": 2, "B": 2, "C": 4 if plan["result"] == "f32" else 2}
+    dtype = {"A": "bf16", "B": "bf16", "C": plan["result"]}
     sizes = dict(zip("ABC", plan["buffer_bytes"], strict=True))
     memref = {x: f"memref<{sizes[x] // item[x]}x{dtype[x]}>" for x in "ABC"}
     arguments = ", ".join(f"%arg{i}: {memref[x]}" for i, x in enumerate("ABC"))
@@ -111,19 +118,24 @@ def emit(plan: dict[str, Any]) -> str:
     The plan is what `jax_xdna._ffi.plan` gives. Raises ValueError when its sequence writes a
     descriptor twice.
     """
-    tile, arch = plan["tile"], plan["arch"]
+    tile, arch, narrow = plan["tile"], plan["arch"], plan["result"] == "bf16"
     m, k, n, _ = tile
-    s = packed_gemm(arch, tile)
+    s = packed_gemm(arch, tile, plan["result"])
     columns = columns_of(arch)
     cores = [(c, FIRST_CORE_ROW + r) for r in range(CORE_ROWS) for c in range(columns)]
-    a, b, c = f"memref<{m * k}xbf16>", f"memref<{k * n}xbf16>", f"memref<{m * n}xf32>"
+    a, b, sums = f"memref<{m * k}xbf16>", f"memref<{k * n}xbf16>", f"memref<{m * n}xf32>"
+    c = f"memref<{m * n}x{plan['result']}>"
     link_with = 'attributes {link_with = "packed_gemm.o"}'
     lines = [
         "module {",
         f"  aie.device({arch}) {{",
-        f"    func.func private @packed_gemm_zero_f32({c}) {link_with}",
-        f"    func.func private @packed_gemm_step_bf16_f32({a}, {b}, {c}) {link_with}",
+        f"    func.func private @packed_gemm_zero_f32({sums}) {link_with}",
+        f"    func.func private @packed_gemm_step_bf16_f32({a}, {b}, {sums}) {link_with}",
     ]
+    if narrow:
+        lines.append(
+            f"    func.func private @packed_gemm_epilogue_f32_bf16({sums}, {c}) {link_with}"
+        )
     for place in [(c, r) for r in (0, 1) for c in range(columns)] + cores:
         lines.append(f"    {_tile(place)} = aie.tile({place[0]}, {place[1]})")
     links = {link.sinks[0]: link for link in s.links}
@@ -142,12 +154,15 @@ def emit(plan: dict[str, Any]) -> str:
         name = f"rtp_{place[0]}_{place[1] - FIRST_CORE_ROW}"
         attributes = f'address = {s.runtime_words[place]} : i32, sym_name = "{name}"'
         lines.append(f"    %{name} = aie.buffer({_tile(place)}) {{{attributes}}} : memref<2xi32> ")
+    for place in s.sums:
+        name = f"sum_{place[0]}_{place[1] - FIRST_CORE_ROW}"
+        lines.append(f'    %{name} = aie.buffer({_tile(place)}) {{sym_name = "{name}"}} : {sums} ')
     for place in cores:
         name = f"go_{place[0]}_{place[1] - FIRST_CORE_ROW}"
         number, initial = s.locks[place]
         attributes = f'init = {initial} : i32, sym_name = "{name}"'
         lines.append(f"    %{name} = aie.lock({_tile(place)}, {number}) {{{attributes}}}")
     for place in cores:
-        lines += _core(place, a, b, c)
+        lines += _core(place, a, b, c, narrow)
     lines += _sequence(plan, cores)
     return "\n".join([*lines, "  }", "}", ""])

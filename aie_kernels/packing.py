@@ -40,13 +40,14 @@ def pack(plan: dict[str, Any], a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def unpack(plan: dict[str, Any], c: Array) -> Array:
-    """The (m, n) float32 product from the buffer C of the plan."""
+    """The (m, n) product, float32 or bfloat16, from the bytes of the plan's buffer C."""
     rows, _, cols = plan["padded"]
     tile_m, _, tile_n, _ = plan["tile"]
     r, _, t = plan["micro_tile"]
     i, _, j = plan["tiles"]
     outer, inner = (j, i) if plan["columns_outer"] else (i, j)
-    tiles = c.reshape(plan["columns"], outer, inner, 4, tile_m // r, tile_n // t, r, t)
+    dtype = np.float32 if plan["result"] == "f32" else ml_dtypes.bfloat16
+    tiles = c.view(dtype).reshape(plan["columns"], outer, inner, 4, tile_m // r, tile_n // t, r, t)
     if plan["columns_outer"]:
         tiles = tiles.swapaxes(1, 2)
     product = tiles.transpose(1, 3, 4, 6, 2, 0, 5, 7).reshape(rows, cols)

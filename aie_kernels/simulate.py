@@ -20,14 +20,14 @@ from jax_xdna import _ffi
 def simulate(
     plan: dict[str, Any], a: packing.Array, b: packing.Array
 ) -> tuple[packing.Array, Report]:
-    """The (m, n) float32 product of a (m, k) and b (k, n), and what the array did.
+    """The (m, n) product of a (m, k) and b (k, n), and what the array did.
 
     The plan is what `jax_xdna._ffi.plan` gives. Raises SimulationError when its stream does what
     the hardware cannot do.
     """
-    simulator = Simulator(plan["arch"], plan["numerics"], *plan["tile"])
+    simulator = Simulator(plan["arch"], plan["numerics"], *plan["tile"], plan["result"])
     packed_a, packed_b = packing.pack(plan, a, b)
-    c = np.full(plan["buffer_bytes"][2] // 4, np.nan, np.float32)
+    c = np.full(plan["buffer_bytes"][2], 0xFF, np.uint8)  # NaN, in both dtypes
     report = simulator.run(np.frombuffer(plan["stream"], np.uint32), packed_a, packed_b, c)
     return packing.unpack(plan, c), report
 
@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--arch", choices=["npu1", "npu2"], required=True)
     parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
+    parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
     parser.add_argument(
         "--tile",
         type=int,
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     got = parser.parse_args(arguments)
     tile = None if got.tile is None else tuple(got.tile)
     try:
-        plan = _ffi.plan(got.arch, got.m, got.k, got.n, got.numerics, tile)
+        plan = _ffi.plan(got.arch, got.m, got.k, got.n, got.numerics, tile, got.result)
         rng = np.random.default_rng(0)
         a = rng.standard_normal((got.m, got.k), np.float32)
         b = rng.standard_normal((got.k, got.n), np.float32)
@@ -61,12 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     import jax_xdna
 
-    want = np.asarray(jax_xdna.dot(a, b, device="emulated", numerics=got.numerics))
-    different = int((c.view(np.uint32) != want.view(np.uint32)).sum())
+    want = jax_xdna.dot(
+        a, b, preferred_element_type=c.dtype, device="emulated", numerics=got.numerics
+    )
+    bits = np.uint32 if got.result == "f32" else np.uint16
+    different = int((c.view(bits) != np.asarray(want).view(bits)).sum())
     m, k, n, buffers = plan["tile"]
     print(
-        f"{got.arch} {got.numerics} {got.m}x{got.k}x{got.n}: tile {m}x{k}x{n}, C x{buffers},"
-        f" {'transposed, ' if plan['transposed'] else ''}I, KK, J = {plan['tiles']},"
+        f"{got.arch} {got.numerics} to {got.result} {got.m}x{got.k}x{got.n}:"
+        f" tile {m}x{k}x{n}, C x{buffers}, {'transposed, ' if plan['transposed'] else ''}"
+        f"I, KK, J = {plan['tiles']},"
         f" stream {len(plan['stream'])} bytes"
     )
     print(report, end="")

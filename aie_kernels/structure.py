@@ -49,6 +49,7 @@ class Structure:
     links: set[Link] = field(default_factory=set)
     runtime_words: dict[Place, int] = field(default_factory=dict)  # place → address
     locks: dict[Place, tuple[int, int]] = field(default_factory=dict)  # place → id, initial value
+    sums: dict[Place, int] = field(default_factory=dict)  # place → floats; when C leaves as bf16
     cores: dict[Place, int] = field(default_factory=dict)
 
     def differences(self, other: "Structure") -> list[str]:
@@ -56,7 +57,7 @@ class Structure:
         lines = []
         if self.device != other.device:
             lines.append(f"device {self.device}, not {other.device}")
-        for name in ("fifos", "runtime_words", "locks", "cores"):
+        for name in ("fifos", "runtime_words", "locks", "sums", "cores"):
             here: dict[Any, Any] = getattr(self, name)
             there: dict[Any, Any] = getattr(other, name)
             for key in sorted(here.keys() | there.keys(), key=str):
@@ -72,8 +73,11 @@ def columns_of(arch: str) -> int:
     return {"npu1": 4, "npu2": 8}[arch]
 
 
-def packed_gemm(arch: str, tile: tuple[int, int, int, int]) -> Structure:
-    """The packed GEMM for arch "npu1" or "npu2" and tile (m, k, n, buffers of C in L1)."""
+def packed_gemm(arch: str, tile: tuple[int, int, int, int], result: str = "f32") -> Structure:
+    """The packed GEMM for arch "npu1" or "npu2" and tile (m, k, n, buffers of C in L1).
+
+    C leaves the cores as `result`, "f32" or "bf16".
+    """
     m, k, n, c_buffers = tile
     columns = columns_of(arch)
     s = Structure(arch)
@@ -94,14 +98,16 @@ def packed_gemm(arch: str, tile: tuple[int, int, int, int]) -> Structure:
         s.links.add(Link((f"B_L3L2_{column}",), (f"B_L2L1_{column}",)))
         parts = tuple(f"C_L1L2_{column}_{row}" for row in range(CORE_ROWS))
         for part, core in zip(parts, cores, strict=True):
-            add(Fifo(part, core, ((column, 1),), m * n, "f32", producer_depth=c_buffers))
-        add(Fifo(f"C_L2L3_{column}", (column, 1), ((column, 0),), CORE_ROWS * m * n, "f32"))
+            add(Fifo(part, core, ((column, 1),), m * n, result, producer_depth=c_buffers))
+        add(Fifo(f"C_L2L3_{column}", (column, 1), ((column, 0),), CORE_ROWS * m * n, result))
         offsets = tuple(row * m * n for row in range(CORE_ROWS))
         s.links.add(Link(parts, (f"C_L2L3_{column}",), offsets))
         for core in cores:
             s.runtime_words[core] = RUNTIME_ADDRESS
             s.locks[core] = (GO_LOCK, 0)
             s.cores[core] = STACK_BYTES
+            if result == "bf16":
+                s.sums[core] = m * n
     return s
 
 
@@ -150,6 +156,8 @@ def parse(mlir: str) -> Structure:
     ):
         address = re.search(r"address = (\d+)", attributes)
         s.runtime_words[places[tile]] = int(address[1]) if address else -1
+    for tile, count in re.findall(r"aie\.buffer\((%[\w-]+)\) \{[^}]*\} : memref<(\d+)xf32>", mlir):
+        s.sums[places[tile]] = int(count)
     for tile, number, attributes in re.findall(r"aie\.lock\((%[\w-]+), *(\d+)\) \{([^}]*)\}", mlir):
         initial = re.search(r"init = (\d+)", attributes)
         s.locks[places[tile]] = (int(number), int(initial[1]) if initial else 0)

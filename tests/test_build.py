@@ -12,12 +12,22 @@ from jax_xdna import _ffi
 
 ACCEPTED = Path(__file__).parent / "data" / "designs" / "npu1_4col_64x64x48.mlir"
 TILE = (64, 64, 48, 2)
-DESCRIPTION = {"arch": "npu1", "numerics": "bf16", "tile": [64, 64, 48, 2], "mlir_aie": "1"}
+DESCRIPTION = {
+    "arch": "npu1",
+    "numerics": "bf16",
+    "result": "f32",
+    "tile": [64, 64, 48, 2],
+    "mlir_aie": "1",
+}
 TOOLS = toolchain.Toolchain("1.4.5", "22", Path("aiecc"), Path("peano"), Path("include"))
 
 
+def plan_of(arch, tile=TILE, numerics="bf16", result="f32"):
+    return _ffi.plan(arch, 256, 768, 2304, numerics, tile, result)
+
+
 def emitted(arch, tile):
-    return mlir.emit(_ffi.plan(arch, 256, 768, 2304, "bf16", tile))
+    return mlir.emit(plan_of(arch, tile))
 
 
 def test_text_is_the_design_that_the_tools_accepted():
@@ -70,8 +80,20 @@ def test_another_structure_is_noticed(old, new, said):
     text = ACCEPTED.read_text()
     assert old in text
     with pytest.raises(build.BuildError) as error:
-        build.check_design(text.replace(old, new, 1), "npu1", TILE)
+        build.check_design(text.replace(old, new, 1), plan_of("npu1"))
     assert said in str(error.value)
+
+
+def test_bf16_result_is_summed_up_apart():
+    plan = plan_of("npu2", TILE, "bfp16", "bf16")
+    text = mlir.emit(plan)
+    build.check_design(text, plan)
+    read = structure.parse(text)
+    assert read.sums[7, 5] == 64 * 48 and len(read.sums) == 32
+    assert read.fifos["C_L1L2_7_3"].dtype == "bf16"
+    assert "@packed_gemm_epilogue_f32_bf16(%sum_7_3, %5)" in text
+    with pytest.raises(build.BuildError, match=r"sums \(0, 2\): None, not 3072"):
+        build.check_design(emitted("npu2", TILE), plan)
 
 
 def test_text_without_a_design():
@@ -79,22 +101,22 @@ def test_text_without_a_design():
         structure.parse("module {}")
 
 
-@pytest.mark.parametrize("arch", ["npu1", "npu2"])
-def test_the_tools_stream_is_checked_on_the_simulated_array(arch):
-    tile = (16, 32, 16, 2)
-    stream = _ffi.plan(arch, 64, 32, 16 * structure.columns_of(arch), "bf16", tile)["stream"]
-    build.check_stream(stream, arch, tile, "bf16")
+@pytest.mark.parametrize(("arch", "result"), [("npu1", "f32"), ("npu2", "bf16")])
+def test_the_tools_stream_is_checked_on_the_simulated_array(arch, result):
+    plan = _ffi.plan(arch, 64, 32, 16 * structure.columns_of(arch), "bf16", (16, 32, 16, 2), result)
+    stream = plan["stream"]
+    build.check_stream(stream, plan)
     _, ops = _ffi.decode_stream(stream)
     for i, what in ((0, "not for the array of our streams"), (-1, "without waiting for it")):
         less = [op for op in ops if op is not ops[i]]
         with pytest.raises(build.BuildError, match=what):
-            build.check_stream(_ffi.encode_stream(arch, less), arch, tile, "bf16")
+            build.check_stream(_ffi.encode_stream(arch, less), plan)
     swapped = [
         {**op, "argument": {0: 1, 1: 0, 2: 2}[op["argument"]]} if "argument" in op else op
         for op in ops
     ]
     with pytest.raises(build.BuildError):
-        build.check_stream(_ffi.encode_stream(arch, swapped), arch, tile, "bf16")
+        build.check_stream(_ffi.encode_stream(arch, swapped), plan)
 
 
 def write(directory):
@@ -111,7 +133,7 @@ def test_artifact_is_complete_or_absent(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
     directory, built = artifact.build(tmp_path, DESCRIPTION, write)
     assert built
-    assert directory.name.startswith("npu1-bf16-64x64x48x2-")
+    assert directory.name.startswith("npu1-bf16-f32-64x64x48x2-")
     digest = hashlib.sha256(b"xclbin2 and so on").hexdigest()
     assert artifact.load(directory) == {**DESCRIPTION, "files": {"gemm.xclbin": digest}}
     assert artifact.build(tmp_path, DESCRIPTION, fail) == (directory, False)
@@ -155,20 +177,21 @@ def test_builders_at_the_same_time_build_once(tmp_path):
 
 
 def test_description_names_what_a_user_must_know():
-    one = build.describe("npu2", TILE, "bf16", TOOLS)
+    one = build.describe(plan_of("npu2"), TOOLS)
     assert json.loads(json.dumps(one)) == one
     assert one["runtime_words_address"] == 0xD00 and one["go_lock"] == 15
     assert one["micro_tile"] == [4, 8, 8] and one["mlir_aie"] == "1.4.5"
     names = {
-        artifact.name_of(build.describe(*arguments, TOOLS))
+        artifact.name_of(build.describe(plan_of(*arguments), TOOLS))
         for arguments in (
             ("npu2", TILE, "bf16"),
+            ("npu2", TILE, "bf16", "bf16"),
             ("npu2", TILE, "bfp16"),
             ("npu1", TILE, "bf16"),
             ("npu1", (64, 32, 96, 1), "bf16"),
         )
     }
-    assert len(names) == 4
+    assert len(names) == 5
 
 
 def test_missing_tools_are_named(monkeypatch, tmp_path, capsys):
@@ -237,7 +260,7 @@ def test_command_line(tmp_path, capsys):
     target = tmp_path / "design.mlir"
     arguments = ["--arch", "npu1", "--tile", "64", "64", "48", "2", "--emit-mlir", str(target)]
     assert build.main(arguments) == 0
-    build.check_design(target.read_text(), "npu1", TILE)
+    build.check_design(target.read_text(), plan_of("npu1"))
     assert build.main(["--arch", "npu1", "--numerics", "bfp16"]) == 1
     assert "npu1 has no bfp16 datapath" in capsys.readouterr().err
     assert build.main(["--arch", "npu1", "--tile", "128", "128", "128", "2"]) == 1

@@ -18,7 +18,10 @@ TILES = [(16, 32, 16, 1), (16, 32, 16, 2), (32, 64, 48, 2), (64, 64, 48, 2), (64
 
 
 def same_bits(got, want):
-    np.testing.assert_array_equal(got.view(np.uint32), np.asarray(want).view(np.uint32))
+    want = np.asarray(want)
+    bits = {4: np.uint32, 2: np.uint16}[got.dtype.itemsize]
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.view(bits), want.view(bits))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -36,7 +39,8 @@ def test_random_products(arch, numerics, layout):
         b = rng.standard_normal((k, n) if layout[1] == "N" else (n, k), np.float32)
         if rng.random() < 0.5:
             a = a.astype(ml_dtypes.bfloat16)
-        plan = _ffi.plan(arch, m, k, n, numerics, tile)
+        result = "bf16" if rng.random() < 0.3 else "f32"
+        plan = _ffi.plan(arch, m, k, n, numerics, tile, result)
         got, _ = simulate.simulate(
             plan, a if layout[0] == "N" else a.T, b if layout[1] == "N" else b.T
         )
@@ -45,7 +49,7 @@ def test_random_products(arch, numerics, layout):
             a,
             b,
             (((left,), (right,)), ((), ())),
-            preferred_element_type=np.float32,
+            preferred_element_type=np.float32 if result == "f32" else ml_dtypes.bfloat16,
             device="emulated",
             numerics=numerics,
         )
@@ -89,7 +93,7 @@ def test_time_agrees_with_the_plan():
 def test_errors_reach_python():
     plan = _ffi.plan("npu1", 64, 32, 64, "bf16", (16, 32, 16, 2))
     a, b = packing.pack(plan, np.ones((64, 32), np.float32), np.ones((32, 64), np.float32))
-    c = np.zeros(plan["buffer_bytes"][2] // 4, np.float32)
+    c = np.zeros(plan["buffer_bytes"][2], np.uint8)
     stream = np.frombuffer(plan["stream"], np.uint32)
     with pytest.raises(ValueError, match="word 3: the header says"):
         Simulator("npu1", "bf16", 16, 32, 16, 2).run(stream[:-1], a, b, c)
@@ -97,6 +101,8 @@ def test_errors_reach_python():
         Simulator("npu1", "bf16", 16, 32, 16, 2).run(stream, a[:-2], b, c)
     with pytest.raises(ValueError, match="arch must be 'npu1' or 'npu2', got 'npu3'"):
         Simulator("npu3", "bf16", 16, 32, 16, 2)
+    with pytest.raises(ValueError, match="result must be 'f32' or 'bf16', got 'f16'"):
+        Simulator("npu1", "bf16", 16, 32, 16, 2, "f16")
     with pytest.raises(ValueError, match="tile k 40: the kernel takes multiples of 32"):
         Simulator("npu1", "bf16", 16, 40, 16, 2)
 
@@ -104,8 +110,10 @@ def test_errors_reach_python():
 def test_command_line(capsys):
     assert simulate.main(["--arch", "npu2", "100", "70", "200"]) == 0
     out = capsys.readouterr().out
-    assert "npu2 bf16 100x70x200: tile" in out
+    assert "npu2 bf16 to f32 100x70x200: tile" in out
     assert "column 7 row 5" in out
     assert "elements that differ from the emulated device: 0 of 20000" in out
+    assert simulate.main(["--arch", "npu1", "--result", "bf16", "100", "70", "200"]) == 0
+    assert "emulated device: 0 of 20000" in capsys.readouterr().out
     assert simulate.main(["--arch", "npu1", "0", "70", "200"]) == 1
     assert "M, K and N must be at least 1" in capsys.readouterr().err

@@ -20,13 +20,15 @@ const packed_gemm::Kernel& KernelOf(const ArrayDesign& design) {
 Core::Core(int column, int row, const ArrayDesign& design)
     : a(kFifoDepth, size_t{2} * design.tile.m * design.tile.k),
       b(kFifoDepth, size_t{2} * design.tile.k * design.tile.n),
-      c(design.tile.c_buffers, size_t{4} * design.tile.m * design.tile.n),
+      c(design.tile.c_buffers,
+        size_t{design.c_dtype == DType::kF32 ? 4u : 2u} * design.tile.m * design.tile.n),
       column_(column),
       row_(row),
       tile_{static_cast<unsigned>(design.tile.m), static_cast<unsigned>(design.tile.k),
             static_cast<unsigned>(design.tile.n)},
       kernel_(KernelOf(design)),
-      zero_cycles_(static_cast<double>(c.bytes()) / kStoreBytesPerCycle),
+      sum_(1, size_t{4} * design.tile.m * design.tile.n),
+      clear_cycles_(static_cast<double>(sum_.bytes()) / kStoreBytesPerCycle),
       step_cycles_(static_cast<double>(design.tile.m) * design.tile.k * design.tile.n /
                    TimingOf(design.arch, design.numerics).macs_per_cycle) {}
 
@@ -64,21 +66,25 @@ void Core::Spend(double from, double cycles) {
   busy_ += cycles;
 }
 
+float* Core::Sum() { return reinterpret_cast<float*>((narrow() ? sum_ : c).Back().data.get()); }
+
+bool Core::WaitsForC() const {
+  return c.full() && (narrow() ? cleared_ && step_at_ >= steps_ : !cleared_);
+}
+
 bool Core::Advance() {
-  if (!running_) return false;
-  auto* out = reinterpret_cast<float*>(c.Back().data.get());
-  if (!holds_c_) {
-    if (c.full()) return false;
-    kernel_.zero(tile_, out);
-    Spend(c.Back().time, zero_cycles_);
-    holds_c_ = true;
+  if (!running_ || WaitsForC()) return false;
+  if (!cleared_) {
+    kernel_.zero(tile_, Sum());
+    Spend(narrow() ? 0 : c.Back().time, clear_cycles_);
+    cleared_ = true;
     step_at_ = 0;
     return true;
   }
   if (step_at_ < steps_) {
     if (a.empty() || b.empty()) return false;
     kernel_.step(tile_, reinterpret_cast<const uint16_t*>(a.Front().data.get()),
-                 reinterpret_cast<const uint16_t*>(b.Front().data.get()), out);
+                 reinterpret_cast<const uint16_t*>(b.Front().data.get()), Sum());
     Spend(std::max(a.Front().time, b.Front().time), step_cycles_);
     a.Pop(clock_);
     b.Pop(clock_);
@@ -86,8 +92,12 @@ bool Core::Advance() {
     ++steps_done_;
     return true;
   }
+  if (narrow()) {
+    kernel_.epilogue(tile_, Sum(), reinterpret_cast<uint16_t*>(c.Back().data.get()));
+    Spend(c.Back().time, clear_cycles_);
+  }
   c.Push(clock_);
-  holds_c_ = false;
+  cleared_ = false;
   ++tiles_done_;
   running_ = ++tile_at_ < tiles_;
   return true;
@@ -97,7 +107,7 @@ std::string Core::State() const {
   std::string state = Name() + ": ";
   if (!running_) return state + "waits for its go lock";
   state += "tile " + std::to_string(tile_at_ + 1) + " of " + std::to_string(tiles_);
-  if (!holds_c_) return state + ", waits for a free buffer of C";
+  if (WaitsForC()) return state + ", waits for a free buffer of C";
   state += ", step " + std::to_string(step_at_ + 1) + " of " + std::to_string(steps_);
   if (a.empty()) state += ", waits for a tile of A";
   if (b.empty()) state += ", waits for a tile of B";

@@ -31,17 +31,22 @@ class Core {
  private:
   std::string Name() const;
   void Spend(double from, double cycles);
+  bool narrow() const { return c.bytes() < sum_.bytes(); }
+  // Where C is summed up: the buffer that leaves, or, when bf16 leaves, one that stays.
+  float* Sum();
+  bool WaitsForC() const;
 
   int column_, row_;
   packed_gemm::Tile tile_;
   const packed_gemm::Kernel& kernel_;
-  double zero_cycles_, step_cycles_;
+  Fifo sum_;
+  double clear_cycles_, step_cycles_;  // clearing and rounding take the same
 
   std::array<std::optional<int32_t>, 2> words_;  // written since the last go
   bool running_ = false;
   int32_t tiles_ = 0, steps_ = 0;  // what this dispatch asks for
   int32_t tile_at_ = 0, step_at_ = 0;
-  bool holds_c_ = false;
+  bool cleared_ = false;
   double clock_ = 0, busy_ = 0;
   int64_t tiles_done_ = 0, steps_done_ = 0;
 };

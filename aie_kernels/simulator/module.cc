@@ -14,7 +14,7 @@ template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 ArrayDesign Design(const std::string& arch, const std::string& numerics, int m, int k, int n,
-                   int c_buffers) {
+                   int c_buffers, const std::string& result) {
   ArrayDesign design;
   if (arch != "npu1" && arch != "npu2") {
     throw std::invalid_argument("arch must be 'npu1' or 'npu2', got '" + arch + "'");
@@ -22,6 +22,10 @@ ArrayDesign Design(const std::string& arch, const std::string& numerics, int m, 
   if (numerics != "bf16" && numerics != "bfp16") {
     throw std::invalid_argument("numerics must be 'bf16' or 'bfp16', got '" + numerics + "'");
   }
+  if (result != "f32" && result != "bf16") {
+    throw std::invalid_argument("result must be 'f32' or 'bf16', got '" + result + "'");
+  }
+  design.c_dtype = result == "f32" ? DType::kF32 : DType::kBF16;
   design.arch = arch == "npu1" ? Arch::kNpu1 : Arch::kNpu2;
   design.numerics = numerics == "bf16" ? Numerics::kBF16 : Numerics::kBFP16;
   design.tile.m = m;
@@ -32,7 +36,7 @@ ArrayDesign Design(const std::string& arch, const std::string& numerics, int m, 
 }
 
 Report Run(Simulator& simulator, Array<const uint32_t> stream, Array<const uint16_t> a,
-           Array<const uint16_t> b, Array<float> c) {
+           Array<const uint16_t> b, Array<uint8_t> c) {
   // Streams name buffers and say nothing about their direction; those of a plan only read A and B.
   const std::vector<Argument> arguments = {{const_cast<uint16_t*>(a.data()), a.nbytes()},
                                            {const_cast<uint16_t*>(b.data()), b.nbytes()},
@@ -54,10 +58,11 @@ NB_MODULE(_simulator, m) {
       .def(
           "__init__",
           [](Simulator* self, const std::string& arch, const std::string& numerics, int m, int k,
-             int n,
-             int c_buffers) { new (self) Simulator(Design(arch, numerics, m, k, n, c_buffers)); },
+             int n, int c_buffers, const std::string& result) {
+            new (self) Simulator(Design(arch, numerics, m, k, n, c_buffers, result));
+          },
           nb::arg("arch"), nb::arg("numerics"), nb::arg("m"), nb::arg("k"), nb::arg("n"),
-          nb::arg("c_buffers"))
+          nb::arg("c_buffers"), nb::arg("result") = "f32")
       .def("run", &Run, nb::arg("stream"), nb::arg("a"), nb::arg("b"), nb::arg("c"));
 }
 

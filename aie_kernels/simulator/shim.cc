@@ -129,7 +129,7 @@ ShimChannel& Shim::ChannelAt(uint32_t offset, bool queue) {
     }
   }
   throw SimulationError("column " + std::to_string(column_) + ": a write to shim register " +
-                        Hex(offset) + ", which no stream here uses");
+                        Hex(offset) + ", which the design does not use");
 }
 
 void Shim::Write(uint32_t offset, uint32_t value, const HostMemory& memory, double now) {
@@ -170,7 +170,7 @@ void Shim::MaskWrite(uint32_t offset, uint32_t value, uint32_t mask) {
   ShimChannel& channel = ChannelAt(offset, false);
   if (value != kTokenController || mask != kTokenControllerMask) {
     throw SimulationError(channel.name() + ": masked write of " + Hex(value) + " under " +
-                          Hex(mask) + ", which no stream here does");
+                          Hex(mask) + ", which is not how tokens are asked for");
   }
   channel.SendTokens();
 }

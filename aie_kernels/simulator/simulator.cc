@@ -97,7 +97,7 @@ Shim& Simulator::Controller::ShimAt(int column) {
 Core& Simulator::Controller::CoreAt(int column, int row) {
   if (column < 0 || column >= columns_ || row < kFirstCoreRow || row >= kFirstCoreRow + kCoreRows) {
     throw SimulationError("a register of column " + std::to_string(column) + " row " +
-                          std::to_string(row) + ", which no stream here uses");
+                          std::to_string(row) + ", which the design does not use");
   }
   return cores_[column * kCoreRows + row - kFirstCoreRow];
 }

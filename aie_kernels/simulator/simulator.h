@@ -5,7 +5,8 @@
 // endless wait) is an error here.
 //
 // Time is counted by a simple model, in cycles of the array: a stream carries 4 bytes a cycle, a
-// core multiplies at its datapath's measured rate and clears C at 32 bytes a cycle, a buffer is
+// core multiplies at its datapath's measured rate and clears or rounds C at 32 bytes of fp32 a
+// cycle, a buffer is
 // taken when it is full and given back when it is empty, the controller takes 66 ns for an
 // operation and waits for nothing but tokens. DRAM is not in that count: its own time, bytes over
 // bandwidth, stands beside it, and a dispatch takes at least the longer of the two.
@@ -27,6 +28,7 @@ struct ArrayDesign {
   Arch arch = Arch::kNpu1;
   Numerics numerics = Numerics::kBF16;
   Tile tile;
+  DType c_dtype = DType::kF32;
 };
 
 // A buffer of the dispatch, aligned to 4 bytes; a stream names it by its position.

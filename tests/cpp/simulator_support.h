@@ -2,8 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <cstring>
 #include <vector>
 
 #include "plan.h"
@@ -17,12 +16,12 @@ struct Dispatch {
   Problem problem;
   GemmPlan plan;
   std::vector<uint16_t> a, b;
-  std::vector<float> c;
+  std::vector<uint8_t> c;
 
   Dispatch(Arch arch, Numerics numerics, const Tile& tile, int64_t m, int64_t k, int64_t n,
-           unsigned seed)
-      : problem({1, m, k, n}, seed & 1, seed & 2, DType::kBF16, DType::kBF16, DType::kF32, seed),
-        plan(PlanGemm(arch, m, k, n, numerics, &tile)) {
+           unsigned seed, DType c_dtype = DType::kF32)
+      : problem({1, m, k, n}, seed & 1, seed & 2, DType::kBF16, DType::kBF16, c_dtype, seed),
+        plan(PlanGemm(arch, m, k, n, numerics, &tile, c_dtype)) {
     problem.gemm.numerics = numerics;
     TestPool pool(1);
     Compute(Make(ActiveIsa(), {}), problem.gemm, pool, 1);
@@ -45,7 +44,7 @@ struct Dispatch {
     }
   }
 
-  ArrayDesign design() const { return {plan.arch, plan.numerics, plan.tile}; }
+  ArrayDesign design() const { return {plan.arch, plan.numerics, plan.tile, plan.c_dtype}; }
   std::vector<uint32_t> Stream() const { return StreamOf(plan); }
   Txn Operations() const {
     const std::vector<uint32_t> stream = Stream();
@@ -53,10 +52,10 @@ struct Dispatch {
   }
 
   Report RunOn(Simulator& simulator, const std::vector<uint32_t>& stream) {
-    c.assign(plan.c_bytes / 4, std::numeric_limits<float>::quiet_NaN());
+    c.assign(plan.c_bytes, 0xff);  // a NaN in both dtypes
     return simulator.Run(
         stream.data(), stream.size(),
-        {{a.data(), a.size() * 2}, {b.data(), b.size() * 2}, {c.data(), c.size() * 4}});
+        {{a.data(), a.size() * 2}, {b.data(), b.size() * 2}, {c.data(), c.size()}});
   }
 
   // How many elements of C, padding included, do not have the emulated device's bits.
@@ -66,8 +65,11 @@ struct Dispatch {
       for (int64_t j = 0; j < plan.cols; ++j) {
         const int64_t row = plan.transposed ? j : i, column = plan.transposed ? i : j;
         const bool inside = row < problem.shape.m && column < problem.shape.n;
-        const float want = inside ? problem.c[row * problem.shape.n + column] : 0.0f;
-        wrong += Bits(c[plan.c_element(i, j) / 4]) != Bits(want);
+        const int64_t at = inside ? row * problem.shape.n + column : 0;
+        const void* want = plan.c_dtype == DType::kF32 ? static_cast<const void*>(&problem.c[at])
+                                                       : &problem.c16[at];
+        const float zero = 0;
+        wrong += std::memcmp(&c[plan.c_element(i, j)], inside ? want : &zero, plan.c_item()) != 0;
       }
     }
     return wrong;

@@ -6,69 +6,42 @@
 #include "timing.h"
 
 namespace jax_xdna {
-namespace {
 
 std::string Tiles(const Fifo& fifo) {
   return std::to_string(fifo.count()) + " of " + std::to_string(fifo.depth());
 }
-
-// A shim channel's part of a move. The shim's streams are what the utilisation table shows.
-void MoveThroughShim(ShimChannel& channel, size_t bytes, double from) {
-  const double start = std::max(channel.clock, from);
-  const double cycles = static_cast<double>(bytes) / kStreamBytesPerCycle;
-  channel.clock = start + cycles;
-  channel.busy += cycles;
-  channel.Done(bytes, channel.clock);
-}
-
-}  // namespace
 
 double Stream::Move(size_t bytes, double from) {
   clock = std::max(clock, from) + static_cast<double>(bytes) / kStreamBytesPerCycle;
   return clock;
 }
 
-bool InputLane::Fill() {
-  if (memory_.full()) return false;
-  const ShimChannel::Piece piece = source_.Next(memory_.bytes() - filled_);
-  if (piece.bytes == 0) return false;
-  Fifo::Slot& slot = memory_.Back();
-  std::memcpy(slot.data.get() + filled_, piece.data, piece.bytes);
-  MoveThroughShim(source_, piece.bytes, std::max(piece.pushed, slot.time));
-  filled_ += piece.bytes;
-  if (filled_ == memory_.bytes()) {
-    memory_.Push(source_.clock);
-    filled_ = 0;
-  }
-  return true;
+void Lane::MoveThroughShim(size_t bytes, double from) {
+  const double cycles = static_cast<double>(bytes) / kStreamBytesPerCycle;
+  shim_.clock = std::max(shim_.clock, from) + cycles;
+  shim_.busy += cycles;
+  shim_.Done(bytes, shim_.clock);
 }
 
-bool InputLane::Broadcast() {
-  if (memory_.empty()) return false;
-  double from = memory_.Front().time;
+bool Broadcast::blocked() const {
+  return std::any_of(consumers_.begin(), consumers_.end(),
+                     [](const Fifo* consumer) { return consumer->full(); });
+}
+
+double Broadcast::Move(const uint8_t* tile, size_t bytes, double from) {
+  for (Fifo* consumer : consumers_) from = std::max(from, consumer->Back().time);
+  const double end = stream_.Move(bytes, from);
   for (Fifo* consumer : consumers_) {
-    if (consumer->full()) return false;
-    from = std::max(from, consumer->Back().time);
-  }
-  const double end = broadcast_.Move(memory_.bytes(), from);
-  for (Fifo* consumer : consumers_) {
-    std::memcpy(consumer->Back().data.get(), memory_.Front().data.get(), memory_.bytes());
+    std::memcpy(consumer->Back().data.get(), tile, bytes);
     consumer->Push(end);
   }
-  memory_.Pop(end);
-  return true;
+  return end;
 }
 
-bool InputLane::Advance() {
-  const bool filled = Fill();
-  return Broadcast() || filled;
-}
-
-std::string InputLane::State() const {
-  std::string state = name_ + ": " + source_.State() + "; memory tile holds " + Tiles(memory_) +
-                      " tiles and " + std::to_string(filled_) + " bytes of the next";
+std::string Broadcast::State() const {
+  std::string state;
   for (size_t i = 0; i < consumers_.size(); ++i) {
-    if (consumers_[i]->full() && !memory_.empty()) {
+    if (consumers_[i]->full()) {
       state += "; waits for core " + std::to_string(i) + " of the lane, which holds " +
                Tiles(*consumers_[i]);
     }
@@ -76,9 +49,40 @@ std::string InputLane::State() const {
   return state;
 }
 
+bool InputLane::Fill() {
+  if (memory_.full()) return false;
+  const ShimChannel::Piece piece = shim_.Next(memory_.bytes() - filled_);
+  if (piece.bytes == 0) return false;
+  Fifo::Slot& slot = memory_.Back();
+  std::memcpy(slot.data.get() + filled_, piece.data, piece.bytes);
+  MoveThroughShim(piece.bytes, std::max(piece.pushed, slot.time));
+  filled_ += piece.bytes;
+  if (filled_ == memory_.bytes()) {
+    memory_.Push(shim_.clock);
+    filled_ = 0;
+  }
+  return true;
+}
+
+bool InputLane::Send() {
+  if (memory_.empty() || cores.blocked()) return false;
+  const Fifo::Slot& slot = memory_.Front();
+  memory_.Pop(cores.Move(slot.data.get(), memory_.bytes(), slot.time));
+  return true;
+}
+
+bool InputLane::Advance() {
+  const bool filled = Fill();
+  return Send() || filled;
+}
+
+std::string InputLane::State() const {
+  return name() + ": " + shim_.State() + "; memory tile holds " + Tiles(memory_) + " tiles and " +
+         std::to_string(filled_) + " bytes of the next" + (memory_.empty() ? "" : cores.State());
+}
+
 OutputLane::OutputLane(std::string name, ShimChannel& sink, size_t tile_bytes)
-    : name_(std::move(name)), sink_(sink), collect_(kCoreRows) {
-  sink.routed = true;
+    : Lane(std::move(name), sink, true), collect_(kCoreRows) {
   for (int row = 0; row < kCoreRows; ++row) parts_.emplace_back(kFifoDepth, tile_bytes);
 }
 
@@ -106,13 +110,13 @@ bool OutputLane::Drain() {
   }
   const size_t part_bytes = parts_[0].bytes();
   const size_t within = drained_ % part_bytes;
-  const ShimChannel::Piece piece = sink_.Next(part_bytes - within);
+  const ShimChannel::Piece piece = shim_.Next(part_bytes - within);
   if (piece.bytes == 0) return false;
   std::memcpy(piece.data, parts_[drained_ / part_bytes].Front().data.get() + within, piece.bytes);
-  MoveThroughShim(sink_, piece.bytes, std::max(piece.pushed, from));
+  MoveThroughShim(piece.bytes, std::max(piece.pushed, from));
   drained_ += piece.bytes;
   if (drained_ == part_bytes * kCoreRows) {
-    for (Fifo& part : parts_) part.Pop(sink_.clock);
+    for (Fifo& part : parts_) part.Pop(shim_.clock);
     drained_ = 0;
   }
   return true;
@@ -124,12 +128,12 @@ bool OutputLane::Advance() {
 }
 
 bool OutputLane::idle() const {
-  return sink_.idle() &&
+  return shim_.idle() &&
          std::all_of(parts_.begin(), parts_.end(), [](const Fifo& part) { return part.empty(); });
 }
 
 std::string OutputLane::State() const {
-  std::string state = name_ + ": " + sink_.State() + "; memory tile holds";
+  std::string state = name() + ": " + shim_.State() + "; memory tile holds";
   for (const Fifo& part : parts_) state += " " + Tiles(part);
   return state + " tiles of its four cores, " + std::to_string(drained_) +
          " bytes of the first four are out";

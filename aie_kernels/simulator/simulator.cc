@@ -7,6 +7,7 @@
 #include "host/kernels.h"
 #include "isa.h"
 #include "lanes.h"
+#include "resident.h"
 #include "shim.h"
 #include "timing.h"
 
@@ -28,6 +29,7 @@ class Simulator::Controller {
 
   Shim& ShimAt(int column);
   Core& CoreAt(int column, int row);
+  ResidentLane& ResidentAt(int column);
 
   ArrayDesign design_;
   int columns_;
@@ -37,8 +39,8 @@ class Simulator::Controller {
   // Lanes hold references to their neighbours: deques do not move what they hold.
   std::deque<Shim> shims_;
   std::deque<Core> cores_;  // [column][core row]
-  std::deque<InputLane> inputs_;
-  std::deque<OutputLane> outputs_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<ResidentLane*> residents_;  // by column; null where none enters
 };
 
 Simulator::Controller::Controller(const ArrayDesign& design)
@@ -65,24 +67,45 @@ Simulator::Controller::Controller(const ArrayDesign& design)
       cores_.emplace_back(column, kFirstCoreRow + row, design);
     }
   }
+  residents_.resize(columns_);
   const int spacing = columns_ / kCoreRows;  // of the shims with an A lane
-  for (int row = 0; row < kCoreRows; ++row) {
-    inputs_.emplace_back("A " + std::to_string(row),
-                         shims_[row * spacing].Channel(Direction::kMm2s, 0), cores_[0].a.bytes());
+  const auto broadcast = [&](auto& lane, int row) {
     for (int column = 0; column < columns_; ++column) {
-      inputs_.back().AddConsumer(CoreAt(column, kFirstCoreRow + row).a);
+      lane.cores.Add(CoreAt(column, kFirstCoreRow + row).a);
+    }
+  };
+  for (int row = 0; row < kCoreRows; ++row) {
+    const std::string name = "A " + std::to_string(row);
+    const int column = row * spacing;
+    const size_t bytes = cores_[0].a.bytes();
+    if (design.resident) {
+      auto lane =
+          std::make_unique<ResidentLane>(name, shims_[column].Channel(Direction::kMm2s, 1), bytes);
+      broadcast(*lane, row);
+      residents_[column] = lane.get();
+      lanes_.push_back(std::move(lane));
+    } else {
+      auto lane =
+          std::make_unique<InputLane>(name, shims_[column].Channel(Direction::kMm2s, 0), bytes);
+      broadcast(*lane, row);
+      lanes_.push_back(std::move(lane));
     }
   }
   for (int column = 0; column < columns_; ++column) {
-    const int channel = column % spacing == 0 ? 1 : 0;  // A has the first one where it enters
-    inputs_.emplace_back("B " + std::to_string(column),
-                         shims_[column].Channel(Direction::kMm2s, channel), cores_[0].b.bytes());
-    outputs_.emplace_back("C " + std::to_string(column),
-                          shims_[column].Channel(Direction::kS2mm, 0), cores_[0].c.bytes());
-    for (int row = 0; row < kCoreRows; ++row) {
-      inputs_.back().AddConsumer(CoreAt(column, kFirstCoreRow + row).b);
-      outputs_.back().AddProducer(CoreAt(column, kFirstCoreRow + row).c);
-    }
+    // A fifo of A has the first channel where it enters.
+    const int channel = !design.resident && column % spacing == 0 ? 1 : 0;
+    auto b = std::make_unique<InputLane>("B " + std::to_string(column),
+                                         shims_[column].Channel(Direction::kMm2s, channel),
+                                         cores_[0].b.bytes());
+    for (int row = 0; row < kCoreRows; ++row) b->cores.Add(CoreAt(column, kFirstCoreRow + row).b);
+    lanes_.push_back(std::move(b));
+  }
+  for (int column = 0; column < columns_; ++column) {
+    auto c = std::make_unique<OutputLane>("C " + std::to_string(column),
+                                          shims_[column].Channel(Direction::kS2mm, 0),
+                                          cores_[0].c.bytes());
+    for (int row = 0; row < kCoreRows; ++row) c->AddProducer(CoreAt(column, kFirstCoreRow + row).c);
+    lanes_.push_back(std::move(c));
   }
 }
 
@@ -102,19 +125,25 @@ Core& Simulator::Controller::CoreAt(int column, int row) {
   return cores_[column * kCoreRows + row - kFirstCoreRow];
 }
 
+ResidentLane& Simulator::Controller::ResidentAt(int column) {
+  if (column < 0 || column >= columns_ || residents_[column] == nullptr) {
+    throw SimulationError("a register of the memory tile of column " + std::to_string(column) +
+                          ", which the design does not use");
+  }
+  return *residents_[column];
+}
+
 void Simulator::Controller::Advance() {
   for (bool moved = true; moved;) {
     moved = false;
-    for (InputLane& lane : inputs_) moved |= lane.Advance();
+    for (const auto& lane : lanes_) moved |= lane->Advance();
     for (Core& core : cores_) moved |= core.Advance();
-    for (OutputLane& lane : outputs_) moved |= lane.Advance();
   }
 }
 
 std::string Simulator::Controller::State() const {
   std::string state;
-  for (const InputLane& lane : inputs_) state += "\n  " + lane.State();
-  for (const OutputLane& lane : outputs_) state += "\n  " + lane.State();
+  for (const auto& lane : lanes_) state += "\n  " + lane->State();
   for (const Core& core : cores_) state += "\n  " + core.State();
   return state;
 }
@@ -136,10 +165,19 @@ void Simulator::Controller::Execute(const TxnOp& op, const HostMemory& memory) {
   const int row = RegisterRow(op.address);
   const uint32_t offset = RegisterOffset(op.address);
   if (op.kind == TxnKind::kWait) return Wait(op);
-  if (op.kind == TxnKind::kWrite && row != 0)
+  if (row >= kFirstCoreRow && op.kind == TxnKind::kWrite) {
     return CoreAt(column, row).Write(offset, op.value, now_);
-  if (row != 0)
-    throw SimulationError("a block or masked write outside the shim, row " + std::to_string(row));
+  }
+  if (row == 1) {
+    ResidentLane& lane = ResidentAt(column);
+    if (op.kind == TxnKind::kWrite) return lane.Write(offset, op.value, now_);
+    if (op.kind == TxnKind::kBlockWrite) return lane.WriteBlock(offset, op.block);
+    if (op.kind == TxnKind::kMaskWrite) return lane.MaskWrite(offset, op.value, op.mask);
+  }
+  if (row != 0) {
+    throw SimulationError("an operation on row " + std::to_string(row) +
+                          " that has no sense there");
+  }
   Shim& shim = ShimAt(column);
   switch (op.kind) {
     case TxnKind::kWrite:
@@ -159,21 +197,19 @@ void Simulator::Controller::Execute(const TxnOp& op, const HostMemory& memory) {
 // The host reads C when the stream has ended: all of it must be known to be there. And the next
 // dispatch must find an array at rest.
 void Simulator::Controller::Finish() {
-  for (OutputLane& lane : outputs_) {
-    if (!lane.channel().awaited()) {
-      throw SimulationError(lane.name() + ": the stream ends without waiting for it");
+  for (const auto& lane : lanes_) {
+    if (lane->to_host() && !lane->channel().awaited()) {
+      throw SimulationError(lane->name() + ": the stream ends without waiting for it");
     }
   }
   Advance();
-  for (InputLane& lane : inputs_) {
-    if (lane.channel().has_token()) {
-      throw SimulationError(lane.name() + ": the stream ends with a token that nothing waits for");
+  for (const auto& lane : lanes_) {
+    if (lane->channel().has_token()) {
+      throw SimulationError(lane->name() + ": the stream ends with a token that nothing waits for");
     }
   }
-  const auto idle = [](const auto& part) { return part.idle(); };
-  if (!std::all_of(inputs_.begin(), inputs_.end(), idle) ||
-      !std::all_of(outputs_.begin(), outputs_.end(), idle) ||
-      !std::all_of(cores_.begin(), cores_.end(), idle)) {
+  if (!std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->idle(); }) ||
+      !std::all_of(cores_.begin(), cores_.end(), [](const Core& core) { return core.idle(); })) {
     throw SimulationError("the stream ends and the array is not at rest" + State());
   }
 }
@@ -182,13 +218,11 @@ Report Simulator::Controller::Measured() const {
   Report report;
   report.cycles = now_ - started_;
   report.clock_hz = timing_.clock;
-  const auto add = [&](const auto& lane, int64_t& total) {
-    const ShimChannel& channel = lane.channel();
-    report.lanes.push_back({lane.name(), channel.bytes_moved, channel.busy});
-    total += channel.bytes_moved;
-  };
-  for (const InputLane& lane : inputs_) add(lane, report.bytes_read);
-  for (const OutputLane& lane : outputs_) add(lane, report.bytes_written);
+  for (const auto& lane : lanes_) {
+    const ShimChannel& channel = lane->channel();
+    report.lanes.push_back({lane->name(), channel.bytes_moved, channel.busy});
+    (lane->to_host() ? report.bytes_written : report.bytes_read) += channel.bytes_moved;
+  }
   for (const Core& core : cores_) report.cores.push_back(core.Use());
   report.dram_cycles = static_cast<double>(report.bytes_read + report.bytes_written) /
                        timing_.dram_bandwidth * timing_.clock;
@@ -206,6 +240,9 @@ Report Simulator::Controller::Run(const Txn& txn, const std::vector<Argument>& a
   Finish();
   const Report report = Measured();
   for (Shim& shim : shims_) shim.EndDispatch();
+  for (ResidentLane* lane : residents_) {
+    if (lane != nullptr) lane->EndDispatch();
+  }
   for (Core& core : cores_) core.EndDispatch();
   return report;
 }

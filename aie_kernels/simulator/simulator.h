@@ -29,6 +29,7 @@ struct ArrayDesign {
   Numerics numerics = Numerics::kBF16;
   Tile tile;
   DType c_dtype = DType::kF32;
+  bool resident = false;  // the second kind of design, with A in a buffer that the stream programs
 };
 
 // A buffer of the dispatch, aligned to 4 bytes; a stream names it by its position.

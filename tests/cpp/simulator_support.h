@@ -19,9 +19,9 @@ struct Dispatch {
   std::vector<uint8_t> c;
 
   Dispatch(Arch arch, Numerics numerics, const Tile& tile, int64_t m, int64_t k, int64_t n,
-           unsigned seed, DType c_dtype = DType::kF32)
+           unsigned seed, DType c_dtype = DType::kF32, bool resident = false)
       : problem({1, m, k, n}, seed & 1, seed & 2, DType::kBF16, DType::kBF16, c_dtype, seed),
-        plan(PlanGemm(arch, m, k, n, numerics, &tile, c_dtype)) {
+        plan(PlanGemm(arch, m, k, n, numerics, &tile, c_dtype, resident)) {
     problem.gemm.numerics = numerics;
     TestPool pool(1);
     Compute(Make(ActiveIsa(), {}), problem.gemm, pool, 1);
@@ -44,7 +44,9 @@ struct Dispatch {
     }
   }
 
-  ArrayDesign design() const { return {plan.arch, plan.numerics, plan.tile, plan.c_dtype}; }
+  ArrayDesign design() const {
+    return {plan.arch, plan.numerics, plan.tile, plan.c_dtype, plan.feed != Feed::kFifo};
+  }
   std::vector<uint32_t> Stream() const { return StreamOf(plan); }
   Txn Operations() const {
     const std::vector<uint32_t> stream = Stream();

@@ -26,27 +26,58 @@ TEST_CASE("streams of random plans give the bits of the emulated device") {
   const Tile tiles[] = {MakeTile(16, 32, 16, 1), MakeTile(16, 32, 16, 2), MakeTile(32, 64, 16, 1),
                         MakeTile(64, 64, 48, 2), MakeTile(64, 32, 96, 1)};
   std::mt19937 random(1);
+  int feeds[3] = {};
   for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
     for (const Numerics numerics : {Numerics::kBF16, Numerics::kBFP16}) {
       if (arch == Arch::kNpu1 && numerics == Numerics::kBFP16) continue;
       for (const Tile& tile : tiles) {
         const DType c_dtype = tile.c_buffers == 2 ? DType::kBF16 : DType::kF32;
-        Simulator simulator({arch, numerics, tile, c_dtype});  // one artifact, shape after shape
+        // One artifact of each kind, shape after shape.
+        Simulator fifo({arch, numerics, tile, c_dtype, false});
+        Simulator resident({arch, numerics, tile, c_dtype, true});
         // Enough for every loop order, ragged edges and, with small tiles, more than four pushes.
         const int64_t most = tile.m == 16 ? 400 : 2 * 4 * tile.m;
-        for (int round = 0; round < (tile.m == 16 ? 6 : 2); ++round) {
+        for (int round = 0; round < (tile.m == 16 ? 10 : 4); ++round) {
           const int64_t m = 1 + random() % most, n = 1 + random() % most, k = 1 + random() % 200;
-          Dispatch dispatch(arch, numerics, tile, m, k, n, random(), c_dtype);
+          const bool held = round % 2 != 0;
+          Dispatch dispatch(arch, numerics, tile, m, k, n, random(), c_dtype, held);
           CAPTURE(m);
           CAPTURE(k);
           CAPTURE(n);
           CAPTURE(tile.m);
-          dispatch.RunOn(simulator, dispatch.Stream());
+          CAPTURE(held);
+          dispatch.RunOn(held ? resident : fifo, dispatch.Stream());
           CHECK(dispatch.Wrong() == 0);
+          ++feeds[static_cast<int>(dispatch.plan.feed)];
         }
       }
     }
   }
+  for (const int plans : feeds) CHECK(plans > 5);  // fifo, held, ring
+}
+
+TEST_CASE("a lane that L2 cannot hold goes through it as a ring") {
+  const Tile tile = MakeTile(16, 64, 16, 2);
+  Dispatch dispatch(Arch::kNpu2, Numerics::kBF16, tile, 64, 64 * 200, 200, 5, DType::kF32, true);
+  REQUIRE(dispatch.plan.feed == Feed::kRing);
+  REQUIRE(dispatch.plan.a_bytes / 4 > kResidentBytes);
+  Simulator simulator(dispatch.design());
+  dispatch.RunOn(simulator, dispatch.Stream());
+  CHECK(dispatch.Wrong() == 0);
+}
+
+TEST_CASE("a resident design reads A from DRAM once") {
+  const Tile tile = MakeTile(16, 32, 16, 2);
+  Dispatch dispatch(Arch::kNpu1, Numerics::kBF16, tile, 128, 96, 64 * 3, 2, DType::kF32, true);
+  REQUIRE(dispatch.plan.feed == Feed::kHeld);
+  REQUIRE(dispatch.plan.col_tiles * dispatch.plan.row_tiles == 6);
+  Simulator simulator(dispatch.design());
+  const Report report = dispatch.RunOn(simulator, dispatch.Stream());
+  CHECK(dispatch.Wrong() == 0);
+  CHECK(report.bytes_read ==
+        dispatch.plan.a_bytes + dispatch.plan.b_bytes * dispatch.plan.row_tiles);
+  Simulator fifo({Arch::kNpu1, Numerics::kBF16, tile});
+  CHECK_THROWS_AS(dispatch.RunOn(fifo, dispatch.Stream()), SimulationError);
 }
 
 TEST_CASE("bytes and cycles are those of the plan") {

@@ -28,9 +28,11 @@ class Simulator:
         n: int,
         c_buffers: int,
         result: str = "f32",
+        resident: bool = False,
     ) -> None:
         """arch "npu1" or "npu2", numerics "bf16" or "bfp16", the design's tile, then the dtype in
-        which C leaves the cores, "f32" or "bf16".
+        which C leaves the cores, "f32" or "bf16". resident: the second kind of design, with A in a
+        buffer of the memory tiles that the stream programs.
 
         ValueError when the kernel has no such tile.
         """

@@ -25,7 +25,9 @@ def simulate(
     The plan is what `jax_xdna._ffi.plan` gives. Raises SimulationError when its stream does what
     the hardware cannot do.
     """
-    simulator = Simulator(plan["arch"], plan["numerics"], *plan["tile"], plan["result"])
+    simulator = Simulator(
+        plan["arch"], plan["numerics"], *plan["tile"], plan["result"], plan["feed"] != "fifo"
+    )
     packed_a, packed_b = packing.pack(plan, a, b)
     c = np.full(plan["buffer_bytes"][2], 0xFF, np.uint8)  # NaN, in both dtypes
     report = simulator.run(np.frombuffer(plan["stream"], np.uint32), packed_a, packed_b, c)
@@ -40,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", choices=["npu1", "npu2"], required=True)
     parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
     parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--resident", action="store_true", help="the design that keeps A in L2")
     parser.add_argument(
         "--tile",
         type=int,
@@ -52,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     got = parser.parse_args(arguments)
     tile = None if got.tile is None else tuple(got.tile)
     try:
-        plan = _ffi.plan(got.arch, got.m, got.k, got.n, got.numerics, tile, got.result)
+        plan = _ffi.plan(
+            got.arch, got.m, got.k, got.n, got.numerics, tile, got.result, got.resident
+        )
         rng = np.random.default_rng(0)
         a = rng.standard_normal((got.m, got.k), np.float32)
         b = rng.standard_normal((got.k, got.n), np.float32)
@@ -71,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{got.arch} {got.numerics} to {got.result} {got.m}x{got.k}x{got.n}:"
         f" tile {m}x{k}x{n}, C x{buffers}, {'transposed, ' if plan['transposed'] else ''}"
-        f"I, KK, J = {plan['tiles']},"
+        f"I, KK, J = {plan['tiles']}, A by {plan['feed']},"
         f" stream {len(plan['stream'])} bytes"
     )
     print(report, end="")

@@ -14,7 +14,7 @@ template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 ArrayDesign Design(const std::string& arch, const std::string& numerics, int m, int k, int n,
-                   int c_buffers, const std::string& result) {
+                   int c_buffers, const std::string& result, bool resident) {
   ArrayDesign design;
   if (arch != "npu1" && arch != "npu2") {
     throw std::invalid_argument("arch must be 'npu1' or 'npu2', got '" + arch + "'");
@@ -32,6 +32,7 @@ ArrayDesign Design(const std::string& arch, const std::string& numerics, int m, 
   design.tile.k = k;
   design.tile.n = n;
   design.tile.c_buffers = c_buffers;
+  design.resident = resident;
   return design;
 }
 
@@ -58,11 +59,11 @@ NB_MODULE(_simulator, m) {
       .def(
           "__init__",
           [](Simulator* self, const std::string& arch, const std::string& numerics, int m, int k,
-             int n, int c_buffers, const std::string& result) {
-            new (self) Simulator(Design(arch, numerics, m, k, n, c_buffers, result));
+             int n, int c_buffers, const std::string& result, bool resident) {
+            new (self) Simulator(Design(arch, numerics, m, k, n, c_buffers, result, resident));
           },
           nb::arg("arch"), nb::arg("numerics"), nb::arg("m"), nb::arg("k"), nb::arg("n"),
-          nb::arg("c_buffers"), nb::arg("result") = "f32")
+          nb::arg("c_buffers"), nb::arg("result") = "f32", nb::arg("resident") = false)
       .def("run", &Run, nb::arg("stream"), nb::arg("a"), nb::arg("b"), nb::arg("c"));
 }
 

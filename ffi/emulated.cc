@@ -95,7 +95,7 @@ class EmulatedWork final : public Work {
         std::max<int64_t>(1, blocking_.strip_floats / depth_block_ / strip_width) * strip_width;
     // Every thread should get several strips, so that all of them finish together.
     while (strip_step_ > strip_width &&
-           CeilDiv(strip_rows_, strip_step_) * phases_ < int64_t{4} * threads) {
+           CeilDiv(strip_rows_, strip_step_) * phases_ < int64_t{8} * threads) {
       strip_step_ = CeilDiv(strip_step_ / strip_width, 2) * strip_width;
     }
     strips_ = CeilDiv(strip_rows_, strip_step_);

@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
@@ -63,6 +65,25 @@ const Isa& IsaWithFp32Panels() {
     return *IsaBaseline();
   }();
   return isa;
+}
+
+KernelRate MeasureKernel(const Isa& isa, int64_t steps) {
+  const FlushSubnormals mode;
+  constexpr int64_t kPanel = 128;  // steps: both panels fit in any L1
+  const int64_t calls = std::max<int64_t>(1, steps / kPanel);
+  std::vector<float> a(kPanel * isa.mr, 1.0f), b((kPanel + 64) * isa.nr, 0.5f);
+  std::vector<float> c(isa.mr * isa.nr, 0.25f);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const double flops = 2.0 * isa.mr * isa.nr * isa.step * kPanel * calls;
+  const auto start = now();
+  isa.multiply_add(kPanel * calls, c.data());
+  const auto middle = now();
+  for (int64_t i = 0; i < calls; ++i) {
+    isa.tile[isa.mr - 1][Isa::kMaxVectors - 1](kPanel, a.data(), b.data(), c.data(), isa.nr, true);
+  }
+  const auto end = now();
+  return {flops / std::chrono::duration<double>(middle - start).count(),
+          flops / std::chrono::duration<double>(end - middle).count()};
 }
 
 std::vector<std::string> CpuFeatures() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "tiles.h"
 
 namespace jax_xdna {
 
@@ -32,6 +33,13 @@ struct Isa {
   PackPanels pack_a;
   PackPanels pack_b;
   void (*round_row)(const float* in, int64_t count, uint16_t* out);  // fp32 → bf16, nearest even
+  // See tiles.h; unpack_tiles is given the rows and columns that exist.
+  void (*pack_tiles)(const TileSource& source, const TileShape& shape, int64_t row, int64_t column,
+                     int64_t count, uint16_t* const* out);
+  void (*unpack_tiles)(const float* const* in, const TileShape& shape, int64_t count, int64_t rows,
+                       int64_t columns, float* out, int64_t stride, bool stream);
+  // Fused multiply-adds on registers alone, as many as `steps` of a full tile take.
+  void (*multiply_add)(int64_t steps, float* out);
 };
 
 // Each returns null when the library was built without it.
@@ -54,6 +62,14 @@ const Isa& ActiveIsa();
 
 // The best one whose panels hold fp32.
 const Isa& IsaWithFp32Panels();
+
+// Operations a second on one core: multiply-adds on registers alone, and the tile kernel on panels
+// in L1, both over `steps` steps of K.
+struct KernelRate {
+  double multiply_add;
+  double tile;
+};
+KernelRate MeasureKernel(const Isa& isa, int64_t steps);
 
 std::vector<std::string> CpuFeatures();
 

@@ -3,57 +3,11 @@
 // different CPU and the linker keeps just one copy of a shared inline function.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
 #include "isa.h"
+#include "tiles_template.h"
 
 namespace jax_xdna {
 namespace {
-
-// Eight lanes: a compiler splits them where registers are narrower.
-typedef uint32_t U32x8 __attribute__((vector_size(32)));
-typedef uint16_t U16x8 __attribute__((vector_size(16)));
-typedef float F32x8 __attribute__((vector_size(32)));
-
-template <typename V>
-inline V LoadAs(const void* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-template <typename V>
-inline void StoreAs(void* p, V v) {
-  std::memcpy(p, &v, sizeof v);
-}
-
-// fp32 bits rounded to bf16, nearest even, kept in the upper half; NaN stays (quiet) NaN.
-inline U32x8 RoundBits(U32x8 u) {
-  const U32x8 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-  const U32x8 nan = (U32x8)((u & 0x7fffffffu) > 0x7f800000u);
-  return (rounded & ~nan) | (((u | 0x00400000u) & 0xffff0000u) & nan);
-}
-
-// fp32 bits of eight or of one source element, rounded.
-inline U32x8 LoadRounded(const float* p) { return RoundBits(LoadAs<U32x8>(p)); }
-inline U32x8 LoadRounded(const uint16_t* p) {
-  return __builtin_convertvector(LoadAs<U16x8>(p), U32x8) << 16;
-}
-
-inline uint32_t LoadRoundedOne(const float* p) {
-  uint32_t u;
-  std::memcpy(&u, p, sizeof u);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return (u | 0x00400000u) & 0xffff0000u;
-  return (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-}
-inline uint32_t LoadRoundedOne(const uint16_t* p) { return static_cast<uint32_t>(*p) << 16; }
-
-#if defined(__clang__)
-#define JAX_XDNA_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define JAX_XDNA_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, U32x8{__VA_ARGS__})
-#endif
 
 inline void Transpose8x8(U32x8 r[8]) {
   U32x8 t[8];
@@ -87,12 +41,13 @@ struct Lanes {
       return LoadRoundedOne(p) | (second ? LoadRoundedOne(p + ks) >> 16 : kPad);
     }
   }
-  // Eight rows that lie side by side, one step.
-  static U32x8 Across(const T* p, int64_t ks) {
+  // Eight or sixteen rows that lie side by side, one step.
+  template <typename V>
+  static V Across(const T* p, int64_t ks) {
     if constexpr (kStep == 1) {
-      return LoadRounded(p);
+      return LoadRounded<V>(p);
     } else {
-      return LoadRounded(p) | (LoadRounded(p + ks) >> 16);
+      return LoadRounded<V>(p) | (LoadRounded<V>(p + ks) >> 16);
     }
   }
   // One row that lies along k, eight steps.
@@ -151,14 +106,18 @@ inline void PackContiguous(const Source<T>& s, float* out) {
     }
     float* to = out + step * W;
     if constexpr (W % 8 == 0) {
+      using V = std::conditional_t<W % 16 == 0, U32x16, U32x8>;
+      constexpr int kWidth = sizeof(V) / sizeof(uint32_t);
       for (int64_t p = 0; p < whole; ++p, from += W, to += panel) {
-        for (int i = 0; i < W; i += 8) StoreAs(to + i, L::Across(from + i, s.ks));
+        for (int i = 0; i < W; i += kWidth) {
+          StoreAs(to + i, L::template Across<V>(from + i, s.ks));
+        }
       }
     } else {
       static_assert(W == 4, "a panel is four rows or a multiple of eight");
       int64_t p = 0;
       for (; p + 2 <= whole; p += 2, from += 8, to += 2 * panel) {
-        const U32x8 v = L::Across(from, s.ks);
+        const U32x8 v = L::template Across<U32x8>(from, s.ks);
         std::memcpy(to, &v, 16);
         std::memcpy(to + panel, reinterpret_cast<const char*>(&v) + 16, 16);
       }
@@ -289,6 +248,33 @@ void Tile(int64_t steps, const float* __restrict a, const float* __restrict b, f
   }
 }
 
+// What the tile kernel could reach at most: the same multiply-adds with nothing loaded or stored.
+template <typename V, int MR>
+void MultiplyAdd(int64_t steps, float* out) {
+  constexpr int NV = Isa::kMaxVectors;
+  typename V::Reg acc[MR][NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; ++j) acc[i][j] = V::Load(out + (i * NV + j) * V::kLanes);
+  }
+  typename V::Reg a = V::Load(out), b = V::Load(out);
+  for (int64_t step = 0; step < steps; ++step) {
+    V::Pin(a);
+    V::Pin(b);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 3
+      for (int j = 0; j < NV; ++j) acc[i][j] = V::Fma(a, b, acc[i][j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; ++j) V::Store(out + (i * NV + j) * V::kLanes, acc[i][j]);
+  }
+}
+
 template <typename V, int kPanelRows, int MR>
 constexpr void FillRows(Isa& isa) {
   isa.tile[MR - 1][0] = Tile<V, kPanelRows, MR, 1>;
@@ -309,6 +295,9 @@ constexpr Isa MakeIsa(const char* name) {
   isa.pack_a = Pack<kPanelRows, V::kStep, 0x8000u>;
   isa.pack_b = Pack<Isa::kMaxVectors * V::kLanes, V::kStep, 0u>;
   isa.round_row = RoundRow;
+  isa.pack_tiles = PackTilesHere;
+  isa.unpack_tiles = UnpackTilesHere;
+  isa.multiply_add = MultiplyAdd<V, kPanelRows>;
   return isa;
 }
 

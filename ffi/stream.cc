@@ -1,95 +1,12 @@
 #include "stream.h"
 
-#include <cinttypes>
-#include <cstdarg>
-#include <cstdio>
-#include <stdexcept>
+#include <array>
+#include <utility>
 
 namespace jax_xdna {
 namespace {
 
 constexpr int kShimRow = 0, kMemoryRow = 1;
-
-__attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
-  char text[200];
-  va_list values;
-  va_start(values, format);
-  std::vsnprintf(text, sizeof text, format, values);
-  va_end(values);
-  return text;
-}
-
-const char* Name(Direction direction) { return direction == Direction::kS2mm ? "S2MM" : "MM2S"; }
-
-std::string DescribeQueue(uint32_t word, Direction direction, int channel) {
-  const QueueEntry task = QueueEntry::FromWord(word);
-  return Format("push      %s %d: BD %d x %d%s", Name(direction), channel, task.bd, task.repeats,
-                task.token ? ", token" : "");
-}
-
-std::string DescribeBd(int bd, const uint32_t* words) {
-  const ShimBd run = ShimBd::FromWords(words);
-  const std::string shape = run.size0 == 0
-                                ? "contiguous"
-                                : Format("size:stride %u:%u, %u:%u, rest:%u", run.size0,
-                                         run.stride0, run.size1, run.stride1, run.stride2);
-  return Format("BD %-2d     %u words %s", bd, run.length, shape.c_str());
-}
-
-// The shim queue at this offset, if it is one.
-bool FindChannel(uint32_t offset, uint32_t (*reg)(Direction, int), Direction& direction,
-                 int& channel) {
-  for (const Direction d : {Direction::kS2mm, Direction::kMm2s}) {
-    for (int c = 0; c < 2; ++c) {
-      if (offset == reg(d, c)) {
-        direction = d;
-        channel = c;
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-int BdAt(uint32_t offset, uint32_t first_byte) {
-  const uint32_t start = kShimBdBase + first_byte;
-  if (offset < start || (offset - start) % kBdBytes != 0) return -1;
-  const int bd = static_cast<int>((offset - start) / kBdBytes);
-  return bd < kShimBds ? bd : -1;
-}
-
-std::string DescribeRegister(const TxnOp& op) {
-  const int row = RegisterRow(op.address);
-  const uint32_t offset = RegisterOffset(op.address);
-  const int bd = row == kShimRow ? BdAt(offset, op.kind == TxnKind::kPatch ? 4 : 0) : -1;
-  Direction direction;
-  int channel;
-  switch (op.kind) {
-    case TxnKind::kWrite:
-      if (row == kShimRow && FindChannel(offset, ShimQueue, direction, channel)) {
-        return DescribeQueue(op.value, direction, channel);
-      }
-      if (row >= kFirstCoreRow && offset < kCoreLockBase) {
-        return Format("L1        0x%X = %" PRId32, offset, static_cast<int32_t>(op.value));
-      }
-      if (row >= kFirstCoreRow && offset < kCoreLockBase + 16 * 16 && offset % 16 == 0) {
-        return Format("lock      %u = %u", (offset - kCoreLockBase) / 16, op.value);
-      }
-      return Format("write     0x%X = 0x%X", offset, op.value);
-    case TxnKind::kMaskWrite:
-      if (row == kShimRow && FindChannel(offset, ShimControl, direction, channel) &&
-          op.value == kTokenController && op.mask == kTokenControllerMask) {
-        return Format("tokens of %s %d to the controller", Name(direction), channel);
-      }
-      return Format("write     0x%X = 0x%X in bits 0x%X", offset, op.value, op.mask);
-    case TxnKind::kBlockWrite:
-      if (bd >= 0 && op.block.size() == kBdBytes / 4) return DescribeBd(bd, op.block.data());
-      return Format("write     0x%X: %zu words", offset, op.block.size());
-    default:
-      return Format("address   BD %d = argument %u + %" PRIu64, bd, op.argument,
-                    op.argument_offset);
-  }
-}
 
 void AppendMemoryBd(Txn& txn, const Step& step) {
   const std::array<uint32_t, 8> words = step.memory.Words();
@@ -215,20 +132,6 @@ std::vector<uint32_t> StreamOf(const GemmPlan& plan) {
     }
   }
   return EncodeTxn(txn);
-}
-
-std::string Describe(const TxnOp& op) {
-  if (op.kind == TxnKind::kWait) {
-    return Format("column %d row %d  wait      %s %d", op.column, op.row, Name(op.direction),
-                  op.channel);
-  }
-  std::string what;
-  try {
-    what = DescribeRegister(op);
-  } catch (const std::invalid_argument& error) {  // a descriptor or task with unknown fields
-    what = error.what();
-  }
-  return Format("column %d row %d  ", RegisterColumn(op.address), RegisterRow(op.address)) + what;
 }
 
 }  // namespace jax_xdna

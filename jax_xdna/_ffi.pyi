@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 def registrations() -> dict[str, object]:
     """FFI target name → capsule for `jax.ffi.register_ffi_target(platform="cpu")`.
 
@@ -57,12 +59,12 @@ def plan(
     design, which keeps A in L2 and has not run on hardware.
 
     The product that runs is L · R, padded: (A, B), or (Bᵀ, Aᵀ) when transposed. Keys: arch,
-    numerics, result, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth, cols of
-    the product that runs), tiles (I, KK, J), feed (of A: fifo, held or
-    ring), columns_outer (loop order), buffer_bytes (A, B, C),
-    l1_bytes, l2_bytes, useful_share, seconds (dispatch, compute, dram, lanes, edges, total:
-    predicted), dram_bytes, chunks_along ("m" or "n"), chunks ((start, size), for a pipeline of
-    packing and running), steps (of the sequence) and stream (the bytes for the NPU).
+    numerics, result, m, k, n, transposed, tile, micro_tile (r, s, t), columns, padded (rows, depth
+    and cols of the product that runs), tiles (I, KK, J), feed (of A: fifo, held or ring),
+    columns_outer (loop order), buffer_bytes (A, B, C), l1_bytes, l2_bytes, useful_share, seconds
+    (predicted: dispatch, compute, dram, lanes, edges, total), dram_bytes, chunks_along ("m" or
+    "n"), chunks ((start, size), for a pipeline of packing and running), steps (of the sequence) and
+    stream (the bytes for the NPU).
 
     ValueError names the limit, its value and what the product would need.
     """
@@ -92,3 +94,40 @@ def decode_stream(stream: bytes) -> tuple[str, list[dict[str, Any]]]:
 
 def describe_stream(stream: bytes) -> list[str]:
     """One readable line per operation. ValueError as decode_stream."""
+
+def pack_tiles(
+    source: np.ndarray,
+    packed: np.ndarray,
+    tile: tuple[int, int, int, int],
+    *,
+    transposed: bool,
+    rows_of_tiles: tuple[int, int],
+) -> None:
+    """Rounds `source` to bfloat16 and packs it into tile order, as an NPU reads operands.
+
+    `source` (R, C) is float32, or uint16 with bfloat16's bits; the matrix packed is its transpose
+    when `transposed`. `tile` is (rows, columns, micro-tile rows, micro-tile columns). `packed`, one
+    vector of uint16 aligned to 64 bytes, takes the tiles row by row of tiles, each made of
+    micro-tiles row by row, the last ones completed with zeros. Only the rows of tiles in the range
+    `rows_of_tiles` are written, so that threads can share the work; the GIL is released.
+
+    Raises ValueError for a tile that cannot be packed, or arrays that do not fit.
+    """
+
+def unpack_tiles(
+    packed: np.ndarray,
+    matrix: np.ndarray,
+    tile: tuple[int, int, int, int],
+    *,
+    stream: bool,
+    rows_of_tiles: tuple[int, int],
+) -> None:
+    """Writes float32 tiles, in the order of `pack_tiles`, to the row-major `matrix`.
+
+    The micro-tile is 4×4 or 8×8. `stream` bypasses the cache, for results that do not fit in it.
+    Raises ValueError like `pack_tiles`.
+    """
+
+def kernel_rates(steps: int) -> tuple[float, float]:
+    """Operations a second on this core: multiply-adds on registers alone, and the tile kernel with
+    its panels in L1, each over `steps` steps of K."""

@@ -186,10 +186,21 @@ class TrainBatches:
     depends on the seed and i alone: that is all that resuming needs.
     """
 
-    def __init__(self, tokens: np.ndarray, block: int, shape: tuple[int, ...], seed: int) -> None:
-        """`shape` is the batch's, for example (micro-batches, sequences)."""
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        block: int,
+        shape: tuple[int, ...],
+        seed: int,
+        rows: slice = slice(None),
+    ) -> None:
+        """`shape` is the batch's, for example (micro-batches, sequences).
+
+        Of its last dimension only `rows` are read.
+        """
         require(tokens, block, "training")
         self._tokens, self._block, self._shape, self._seed = tokens, block, shape, seed
+        self._rows = rows
         self.windows = len(tokens) // block
         self._starts = lru_cache(maxsize=2)(self._epoch)
 
@@ -197,12 +208,10 @@ class TrainBatches:
         count = int(np.prod(self._shape))
         samples = range(step * count, (step + 1) * count)
         starts = [self._starts(i // self.windows)[i % self.windows] for i in samples]
-        index = np.asarray(starts)[:, None] + np.arange(self._block + 1)
+        own = np.asarray(starts).reshape(self._shape)[..., self._rows]
+        index = own[..., None] + np.arange(self._block + 1)
         tokens = self._tokens[index % len(self._tokens)]
-        return Batch(
-            tokens.reshape(*self._shape, self._block + 1),
-            np.ones((*self._shape, self._block), np.float32),
-        )
+        return Batch(tokens, np.ones((*own.shape, self._block), np.float32))
 
     def _epoch(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng((self._seed, epoch))

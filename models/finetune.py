@@ -17,10 +17,13 @@ import jax_xdna
 
 from . import checkpoint, report, train
 from .errors import UserError
+from .follow import follow, initial_state, prepare_together
 from .generate import generate
 from .gpt2 import GPT2
-from .options import parse_policy
-from .prepare import Run, prepare
+from .join import join
+from .options import parse, parse_policy
+from .prepare import Run
+from .processes import Processes
 from .rundir import METRICS, OPTIONS
 from .tokenizer import printable
 from .trainer import Trainer
@@ -52,7 +55,7 @@ class Interrupt:
         print("\nstopping after this step; once more stops at once", flush=True)
 
 
-def execute(run: Run) -> int:
+def execute(run: Run, processes: Processes) -> int:
     """Trains, saves and reports. Returns the exit code."""
     options, folder = run.options, run.folder
     model, policy = GPT2(run.config), parse_policy(options.policy)
@@ -61,20 +64,26 @@ def execute(run: Run) -> int:
         return jax_xdna.offload(fn, policy=policy, device=options.device)
 
     def save(state: train.State) -> None:
+        state = processes.local(state)
         folder.save_state(state, run.identity())
         checkpoint.save_params(folder.path, run.config, state.params)
 
-    trainer = Trainer(options, model, run.corpus, offload)
-    state = train.init_state(run.initial_params(), trainer.optimizer)
-    resumed = options.resume and folder.has_state()
-    if resumed:
-        state = folder.load_state(state, run.identity())
-    start = int(state.step)
-    begin_folder(run, start if resumed else None)
-    share, flops = offloaded_share(trainer, state, policy, options.device)
-    describe(run, share, flops, start)
+    def stopped() -> bool:
+        return processes.any(interrupt.requested)
 
-    interrupt = Interrupt()
+    def reference() -> Trainer:
+        return Trainer(options, model, run.corpus, lambda fn: fn, processes)
+
+    trainer, interrupt = Trainer(options, model, run.corpus, offload, processes), Interrupt()
+    state = begin(run, trainer)
+    start = int(state.step)
+    if not processes.leads:
+        with interrupt.handled():
+            follow(run, trainer, reference, state, stopped)
+        return 0
+    share, flops = offloaded_share(trainer, state, policy, options.device)
+    describe(run, share, flops, start, processes)
+
     with interrupt.handled():
         print(f"compiled in {trainer.compile(state):.1f} s\n", flush=True)
         began = time.perf_counter()
@@ -84,7 +93,7 @@ def execute(run: Run) -> int:
                 folder.append_metrics(row)
                 display.show(row)
 
-            outcome = trainer.run(state, log, save, lambda: interrupt.requested)
+            outcome = trainer.run(state, log, save, stopped)
         seconds = time.perf_counter() - began
         step = int(outcome.state.step)
         if step < options.steps:
@@ -103,10 +112,10 @@ def execute(run: Run) -> int:
         }
         if step == start:  # Nothing was left to train: the speed is that of the run before.
             summary |= folder.read_json(SUMMARY) if folder.has(SUMMARY) else {}
-        show_results(run, model, outcome.state.params, summary)
+        show_results(run, model, processes.local(outcome.state.params), summary)
         print(f"\nWhere {seconds:.1f} s went, training and evaluation:\n")
         print(report.stage_table(profile, seconds))
-        fp32_rows = compare(run, model, rows, summary, interrupt) if options.compare else []
+        fp32_rows = compare(run, reference(), rows, summary, stopped) if options.compare else []
     report.plot_losses(folder.path / "loss.png", rows, fp32_rows)
     folder.write_json(SUMMARY, summary)
     folder.close()
@@ -114,6 +123,22 @@ def execute(run: Run) -> int:
     print(f"\nSaved in {folder.path}: {', '.join(names)}")
     print(f'More text: python -m models.generate {folder.path} --prompt "…"')
     return 0
+
+
+def begin(run: Run, trainer: Trainer) -> train.State:
+    """The state that training starts from, on every device, and the folder it is kept in."""
+    processes, folder = trainer.processes, run.folder
+
+    def saved_or_new() -> train.State:
+        state = initial_state(run, trainer)
+        if processes.leads:
+            resumed = run.options.resume and folder.has_state()
+            if resumed:
+                state = folder.load_state(state, run.identity())
+            begin_folder(run, int(state.step) if resumed else None)
+        return state
+
+    return processes.replicate(processes.together(saved_or_new))
 
 
 def begin_folder(run: Run, step: int | None) -> None:
@@ -139,7 +164,7 @@ def offloaded_share(
     return sum(dot.flops for dot in dots if dot.offloaded) / total, total
 
 
-def describe(run: Run, share: float, flops: int, start: int) -> None:
+def describe(run: Run, share: float, flops: int, start: int, processes: Processes) -> None:
     """Prints what is about to run."""
     o, c = run.options, run.config
     size = sum(leaf.size for leaf in checkpoint.abstract_params(c).values())
@@ -148,13 +173,16 @@ def describe(run: Run, share: float, flops: int, start: int) -> None:
     device = next(d for d in jax_xdna.devices() if o.device in (None, d.name))
     per_step = f"{o.grad_accum * o.batch_size * o.block:,} tokens per step"
     accumulated = f"{o.grad_accum} × " if o.grad_accum > 1 else ""
+    shared = f"; on {processes.devices} devices" if processes.mesh else ""
+    if processes.count > 1:
+        shared += f" of {processes.count} processes"
     print(
         f"model   {source}: {size / 1e6:.1f} M parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"vocabulary {c.vocab_size}\n"
         f"data    {text}: {len(run.corpus.train):,} tokens, {len(run.corpus.validation):,} for "
         f"validation, {run.corpus.documents} documents\n"
         f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block}), "
-        f"peak lr {o.learning_rate:g}\n"
+        f"peak lr {o.learning_rate:g}{shared}\n"
         f"device  {device.name} ({device.description}), policy {o.policy}: {share:.1%} of "
         f"{flops / 1e9:.3g} GFLOP per step\n"
         f"folder  {run.folder.path}",
@@ -179,10 +207,10 @@ def show_results(run: Run, model: GPT2, params: Any, summary: dict[str, Any]) ->
 
 def compare(
     run: Run,
-    model: GPT2,
+    trainer: Trainer,
     ours: list[dict[str, Any]],
     summary: dict[str, Any],
-    interrupt: Interrupt,
+    stopped: Callable[[], bool],
 ) -> list[dict[str, Any]]:
     """Trains the same steps on plain fp32 XLA; prints both and adds to the summary.
 
@@ -190,8 +218,7 @@ def compare(
     """
     print("\nThe same steps on plain fp32 XLA:\n")
     folder, steps = run.folder, run.options.steps
-    trainer = Trainer(run.options, model, run.corpus, lambda fn: fn)
-    state = train.init_state(run.initial_params(), trainer.optimizer)
+    state = trainer.processes.replicate(initial_state(run, trainer))
     trainer.compile(state)
     folder.cut_metrics(-1, FP32_METRICS)
     with report.Display(steps, label="fp32") as display:
@@ -200,7 +227,7 @@ def compare(
             folder.append_metrics(row, FP32_METRICS)
             display.show(row)
 
-        outcome = trainer.run(state, log, lambda state: None, lambda: interrupt.requested)
+        outcome = trainer.run(state, log, lambda state: None, stopped)
     rows = folder.read_metrics(FP32_METRICS)
     if int(outcome.state.step) < steps:
         print("comparison stopped; --resume --compare starts it again")
@@ -224,7 +251,9 @@ def compare(
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        return execute(prepare(argv))
+        processes = join(parse(argv))
+        with processes.ending_together():
+            return execute(prepare_together(argv, processes), processes)
     except UserError as error:
         print(f"models.finetune: error: {error}", file=sys.stderr)
         return 2

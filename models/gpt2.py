@@ -67,6 +67,15 @@ def _dense(config: Config, features: int, name: str, residual: bool = False) -> 
     return nn.Dense(features, kernel_init=nn.initializers.normal(stddev), name=name)
 
 
+def _embed(table: nn.Embed, tokens: jax.Array) -> jax.Array:
+    """Rows of the table. On a mesh with Explicit axes JAX must be told: sharded as the tokens."""
+    spec = jax.typeof(tokens).sharding.spec
+    if all(axis is None for axis in spec):
+        return table(tokens)
+    out = jax.sharding.PartitionSpec(*spec, None)
+    return table.embedding.at[tokens].get(out_sharding=out)
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention, (B, T, n_embd) to the same."""
 
@@ -155,7 +164,7 @@ class GPT2(nn.Module):
             raise ValueError(
                 f"tokens has length {length}; the model has n_positions {self.config.n_positions}"
             )
-        x = self.wte(tokens) + self.wpe(jnp.arange(length)[None])
+        x = _embed(self.wte, tokens) + self.wpe(jnp.arange(length)[None])
         x = self.h(self.drop(x, deterministic), deterministic)
         return self.ln_f(x)
 

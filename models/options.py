@@ -38,6 +38,10 @@ class Options:
     policy: str = "threshold:256"
     compare: bool = False
     resume: bool = False
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    peer_timeout: int = 100
 
     @property
     def learning_rate(self) -> float:
@@ -61,7 +65,7 @@ class Options:
 
     def stored(self) -> dict[str, Any]:
         """What a run's folder keeps for --resume."""
-        ours = ("out", "resume")
+        ours = {"out", "resume"} | PER_PROCESS
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in ours}
 
     @property
@@ -75,16 +79,20 @@ class Options:
 # Models that learn in minutes; None is the default, "small".
 SMALL = (None, "tiny", "small")
 
+# What belongs to one process of a run, on one machine, for one time.
+PER_PROCESS = {"coordinator", "num_processes", "process_id", "peer_timeout"}
+
 # What a resumed run may change: they leave the steps already made as they were.
 # (Other text behind --data is noticed by its tokens.)
 MAY_CHANGE = {
     *("data", "out", "steps", "eval_every", "save_every"),
     *("device", "policy", "compare", "resume"),
+    *PER_PROCESS,
 }
 
 _MINIMUM = {
     **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum"), 1),
-    **dict.fromkeys(("eval_every", "save_every"), 1),
+    **dict.fromkeys(("eval_every", "save_every", "num_processes", "peer_timeout"), 1),
     **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout"), 0),
 }
 
@@ -124,7 +132,9 @@ def parser() -> argparse.ArgumentParser:
     how = p.add_argument_group("how to train")
     how.add_argument("--steps", type=int, help=f"optimizer steps; default {d.steps}")
     how.add_argument(
-        "--batch-size", type=int, help=f"sequences per micro-batch; default {d.batch_size}"
+        "--batch-size",
+        type=int,
+        help=f"sequences per micro-batch, over all devices; default {d.batch_size}",
     )
     how.add_argument("--block-size", type=int, help="tokens per sequence; default 128, 64 if small")
     how.add_argument("--grad-accum", type=int, help="micro-batches per step; default 1")
@@ -146,6 +156,19 @@ def parser() -> argparse.ArgumentParser:
     )
     where.add_argument(
         "--compare", action="store_true", help="train again on plain fp32 XLA and compare"
+    )
+    several = p.add_argument_group(
+        "several machines",
+        "The same command on each, and what tells them apart; srun and mpirun tell by themselves.",
+    )
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    several.add_argument("--num-processes", type=int, metavar="N", help="how many take part")
+    several.add_argument("--process-id", type=int, metavar="I", help="which one this is: 0 … N-1")
+    several.add_argument(
+        "--peer-timeout",
+        type=int,
+        metavar="SECONDS",
+        help=f"a process silent for so long counts as lost; default {d.peer_timeout}",
     )
     return p
 

@@ -31,16 +31,24 @@ class RunDir:
 
     def _checkpoints(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            self._manager = ocp.CheckpointManager(
-                (self.path / "state").resolve(),
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=_KEPT, enable_async_checkpointing=False
-                ),
+            folder, settings = (self.path / "state").resolve(), {}
+            if jax.process_count() > 1:  # One process writes alone; orbax would wait for all.
+                folder.mkdir(parents=True, exist_ok=True)
+                settings["create"] = False
+                settings["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                    primary_host=jax.process_index(), active_processes={jax.process_index()}
+                )
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=_KEPT, enable_async_checkpointing=False, **settings
             )
+            self._manager = ocp.CheckpointManager(folder, options=options)
         return self._manager
 
     def save_state(self, state: State, identity: dict[str, Any]) -> None:
-        """Saves the state under its step, with what it must only be continued with."""
+        """Saves the state under its step, with what it must only be continued with.
+
+        Of several processes one calls this, with a state of NumPy arrays.
+        """
         manager = self._checkpoints()
         step = int(state.step)
         if manager.latest_step() != step:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from . import train
-from .data import Corpus, TrainBatches, validation_batches
+from .data import Batch, Corpus, TrainBatches, validation_batches
 from .errors import UserError
 from .gpt2 import GPT2
 from .options import Options
+from .processes import Processes
 
 # One evaluation takes at most this many batches, always the same ones.
 EVAL_BATCHES = 16
@@ -42,7 +42,11 @@ class Trainer:
     """Everything one run of training needs, but its state.
 
     `wrap` is applied to the train step and the evaluation step before `jax.jit`, for example
-    `jax_xdna.offload`.
+    `jax_xdna.offload`. With several processes all construct it and call its methods alike; states
+    are replicated by `processes`.
+
+    Raises:
+      UserError: --batch-size does not divide by the number of devices.
     """
 
     def __init__(
@@ -51,36 +55,46 @@ class Trainer:
         model: GPT2,
         corpus: Corpus,
         wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+        processes: Processes | None = None,
     ) -> None:
         self.options = options
+        self.processes = processes or Processes()
         shape = (options.grad_accum, options.batch_size)
-        self.batches = TrainBatches(corpus.train, options.block, shape, options.seed)
-        self.validation = validation_batches(
+        rows = self.processes.rows(options.batch_size)
+        self.batches = TrainBatches(corpus.train, options.block, shape, options.seed, rows)
+        validation = validation_batches(
             corpus.validation, options.block, options.batch_size, EVAL_BATCHES
         )
+        self._validation_weight = sum(b.weights.sum() for b in validation)
+        self.validation = [Batch(b.tokens[rows], b.weights[rows]) for b in validation]
         learning_rate = train.schedule(options.learning_rate, options.warmup_steps, options.steps)
         self.optimizer = train.optimizer(learning_rate, options.weight_decay)
         self.train_step = train.make_train_step(model, self.optimizer, learning_rate, options.seed)
-        self._step: Callable[..., Any] = jax.jit(wrap(self.train_step), donate_argnums=0)
-        self._evaluate: Callable[..., Any] = jax.jit(wrap(train.make_eval_step(model)))
+        jit = self.processes.jit
+        self._step: Callable[..., Any] = jit(wrap(self.train_step), donate_argnums=0)
+        self._evaluate: Callable[..., Any] = jit(wrap(train.make_eval_step(model)))
 
-    def example(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and weights of a train step."""
-        batch = self.batches[0]
-        return batch.tokens, batch.weights
+    def example(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Types of the tokens and weights of a train step, over all processes."""
+        batch, described = self.batches[0], self.processes.described
+        return described(batch.tokens, 1), described(batch.weights, 1)
 
     def compile(self, state: train.State) -> float:
         """Compiles both steps ahead of the loop. Returns the seconds it took."""
         start = time.perf_counter()
-        batch = self.validation[0]
+        batch, described = self.validation[0], self.processes.described
+        types = described(batch.tokens), described(batch.weights)
         self._step = self._step.lower(state, *self.example()).compile()
-        self._evaluate = self._evaluate.lower(state.params, batch.tokens, batch.weights).compile()
+        self._evaluate = self._evaluate.lower(state.params, *types).compile()
         return time.perf_counter() - start
 
     def evaluate(self, params: train.Params) -> float:
         """Validation loss in nats per token."""
-        losses = [self._evaluate(params, b.tokens, b.weights) for b in self.validation]
-        return float(sum(map(float, losses)) / sum(b.weights.sum() for b in self.validation))
+        shard = self.processes.shard
+        losses = [
+            self._evaluate(params, shard(b.tokens), shard(b.weights)) for b in self.validation
+        ]
+        return float(sum(map(float, losses)) / self._validation_weight)
 
     def run(
         self,
@@ -95,6 +109,7 @@ class Trainer:
           log: gets a row per step (step, loss, lr, grad_norm, tokens_per_second) and per
             evaluation (step, val_loss); values that are not finite are None.
           save: called every --save-every steps and at the end.
+          stopped: whether to save and stop now; with several processes, the same for all.
 
         Raises:
           UserError: `GIVE_UP_AFTER` steps in a row were not finite.
@@ -107,7 +122,8 @@ class Trainer:
         while step < o.steps and not stopped():
             start = time.perf_counter()
             batch = self.batches[step]
-            state, metrics = self._step(state, batch.tokens, batch.weights)
+            shard = self.processes.shard
+            state, metrics = self._step(state, shard(batch.tokens, 1), shard(batch.weights, 1))
             row = {name: _finite(float(value)) for name, value in metrics.items()}
             seconds = time.perf_counter() - start
             step += 1

@@ -1,7 +1,7 @@
 """AMD's own decoder reads our streams: python tests/aiebu.py ROOT
 
-Streams of every product of a GPT-2 124M step, on both arrays and for several token counts, and
-long ones that reuse descriptors, go through aiebu-asm and aiebu-dump; their listing must hold the
+Streams of every product of a GPT-2 124M step, for all designs and several token counts, and long
+ones that reuse descriptors, go through aiebu-asm and aiebu-dump; their listing must hold the
 operations that jax_xdna decodes. Both tools come from Debian sid's libxrt-utils-npu, in the
 directory ROOT, which debootstrap makes when it is not there (root rights, a few hundred MB, under
 two minutes). Exit code 0 when all agree, or with a printed reason when debootstrap cannot run.
@@ -74,10 +74,12 @@ def streams():
     for arch, numerics in [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]:
         for tokens in (64, 128, 256, 1024):
             shapes = gpt2_step(tokens)
-            tile = _ffi.best_tile(arch, shapes, numerics)
-            for m, k, n, _ in shapes:
-                plan = _ffi.plan(arch, m, k, n, numerics, tile)
-                found[f"{arch}_{numerics}_{m}x{k}x{n}"] = plan["stream"]
+            for result, resident in [("f32", False), ("bf16", False), ("f32", True)]:
+                tile = _ffi.best_tile(arch, shapes, numerics, result, resident)
+                for m, k, n, _ in shapes:
+                    plan = _ffi.plan(arch, m, k, n, numerics, tile, result, resident)
+                    name = f"{arch}_{numerics}_{result}_{plan['feed']}_{m}x{k}x{n}"
+                    found[name] = plan["stream"]
         # Many pushes, with waits and descriptors used again, on both input lanes.
         for m, n in [(64 * 20, 64 * 300), (64 * 300, 64 * 20)]:
             plan = _ffi.plan(arch, m, 8, n, numerics, (16, 8, 16, 2))

@@ -27,6 +27,17 @@ POLICIES = {
         9,
         9,
     ),
+    "named to host": (
+        policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=["product"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+        9,
+        9,
+    ),
+    "dots to host": (policies.offload_dot_with_no_batch_dims("device", "pinned_host"), 9, 12),
 }
 
 
@@ -55,3 +66,14 @@ def test_a_policy_keeps_what_it_says_and_changes_no_bit(rng, name):
         ):
             same_bits(got, expected)
     assert counts == [around, inside, inside]
+
+
+@pytest.mark.parametrize(("name", "around", "inside"), [("named", 6, 6), ("dots", 6, 0)])
+def test_products_move_to_host_memory_and_back(rng, name, around, inside):
+    """Each of the three is put there and taken back; where a policy knows no product, none is."""
+    policy = POLICIES[f"{name} to host"][0]
+    x, w = normal(rng, 5, 8), normal(rng, 8, 8)
+    whole = jax_xdna.offload(jax.grad(network(jnp.matmul, policy)), policy=ALWAYS)
+    loss = jax.grad(jax_xdna.offload(network(jnp.matmul, policy), policy=ALWAYS))
+    moves = [primitives(jax.make_jaxpr(f)(x, w)).count("device_put") for f in (whole, loss)]
+    assert moves == [around, inside]

@@ -6,14 +6,17 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "counters.h"
 #include "support.h"
+#include "tiles.h"
 
 namespace jax_xdna {
 namespace {
@@ -322,6 +325,80 @@ TEST_CASE("counters add up over threads while they are read") {
   REQUIRE(rows.size() == 2);
   CHECK(rows[0].second.calls == 2000);
   CHECK(rows[1].second.flops == 4000);
+}
+
+TEST_CASE("packing into tiles stays inside its arrays and gives each element its place") {
+  const TileShape tiles[] = {{16, 24, 4, 8}, {24, 16, 8, 4}, {16, 16, 8, 8}, {8, 32, 1, 8}};
+  for (const Isa* isa : UsableIsas()) {
+    for (const TileShape& t : tiles) {
+      for (const bool transposed : {false, true}) {
+        const int64_t rows = 37, columns = 61;
+        std::vector<float> matrix(rows * columns);
+        for (int64_t i = 0; i < rows * columns; ++i) matrix[i] = static_cast<float>(i % 251);
+        const TileSource source = {matrix.data(),         DType::kF32, transposed ? 1 : columns,
+                                   transposed ? rows : 1, rows,        columns};
+        const int64_t down = (rows + t.rows - 1) / t.rows;
+        const int64_t across = (columns + t.columns - 1) / t.columns;
+        const int64_t size = t.rows * t.columns;
+        std::unique_ptr<uint16_t, void (*)(void*)> packed(
+            static_cast<uint16_t*>(std::aligned_alloc(64, down * across * size * 2)), std::free);
+        for (int64_t i = 0; i < down; ++i) {
+          for (int64_t j = 0; j < across; ++j) {
+            uint16_t* out = packed.get() + (i * across + j) * size;
+            isa->pack_tiles(source, t, i * t.rows, j * t.columns, 1, &out);
+          }
+        }
+        StreamFence();
+        int wrong = 0;
+        for (int64_t r = 0; r < down * t.rows; ++r) {
+          for (int64_t c = 0; c < across * t.columns; ++c) {
+            const int64_t tile = r / t.rows * across + c / t.columns;
+            const int64_t u = r % t.rows, v = c % t.columns;
+            const int64_t micro =
+                u / t.micro_rows * (t.columns / t.micro_columns) + v / t.micro_columns;
+            const int64_t at = tile * size + micro * t.micro_rows * t.micro_columns +
+                               u % t.micro_rows * t.micro_columns + v % t.micro_columns;
+            const bool inside = r < rows && c < columns;
+            const float want =
+                inside ? matrix[r * source.row_stride + c * source.column_stride] : 0.0f;
+            wrong += BF16ToFloat(packed.get()[at]) != want;
+          }
+        }
+        CAPTURE(isa->name);
+        CAPTURE(t.micro_rows);
+        CAPTURE(transposed);
+        REQUIRE(wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("tiles of a result go back to their rows, and nowhere else") {
+  for (const Isa* isa : UsableIsas()) {
+    for (const int64_t micro : {4, 8}) {
+      for (const bool stream : {false, true}) {
+        const TileShape t = {16, 24, micro, micro};
+        const int64_t rows = 11, columns = 53, across = 3;
+        std::vector<float> packed(across * t.rows * t.columns), matrix(rows * columns, -1.0f);
+        for (size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<float>(i);
+        std::vector<const float*> in;
+        for (int64_t j = 0; j < across; ++j) in.push_back(packed.data() + j * t.rows * t.columns);
+        isa->unpack_tiles(in.data(), t, across, rows, columns, matrix.data(), columns, stream);
+        StreamFence();
+        int wrong = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < columns; ++c) {
+            const int64_t v = c % t.columns;
+            const int64_t block = r / micro * (t.columns / micro) + v / micro;
+            const int64_t at = c / t.columns * t.rows * t.columns + block * micro * micro +
+                               r % micro * micro + v % micro;
+            wrong += matrix[r * columns + c] != packed[at];
+          }
+        }
+        REQUIRE(wrong == 0);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -224,9 +225,10 @@ TEST_CASE("a torn stream and each damaged header word are refused, naming the pl
 
 TEST_CASE("garbage never gets through unchanged, nor out of bounds") {
   std::mt19937 random(1);
-  const std::vector<uint32_t> good = Golden("npu1_col0_four_pushes_then_reuse");
-  for (int trial = 0; trial < 20000; ++trial) {
-    std::vector<uint32_t> bad = good;
+  const std::vector<uint32_t> streams[] = {Golden("npu1_col0_four_pushes_then_reuse"),
+                                           Golden("npu2_8col_64x64x48_resident_256x768x2304")};
+  for (int trial = 0; trial < 10000; ++trial) {
+    std::vector<uint32_t> bad = streams[trial % 8 == 0];
     const size_t place = random() % bad.size();
     bad[place] = random() % 2 != 0 ? random() : random() % 256;
     try {
@@ -260,8 +262,19 @@ TEST_CASE("lines that people read") {
   const Txn txn = DecodeTxn(words.data(), words.size());
   CHECK(Describe(txn.ops[0]) == "column 0 row 0  BD 0      147456 words contiguous");
   CHECK(Describe(txn.ops[1]) == "column 0 row 0  address   BD 0 = argument 2 + 0");
-  CHECK(Describe(txn.ops[2]) == "column 0 row 0  tokens of S2MM 0 to the controller");
+  CHECK(Describe(txn.ops[2]) == "column 0 row 0  tokens    of S2MM 0 to the controller");
   CHECK(Describe(txn.ops[3]) == "column 0 row 0  push      S2MM 0: BD 0 x 1, token");
+  const std::vector<uint32_t> held = Golden("npu2_8col_64x64x48_resident_256x768x2304");
+  const Txn resident = DecodeTxn(held.data(), held.size());
+  CHECK(Describe(resident.ops[0]) == "column 0 row 1  lock      0 = 12");
+  CHECK(Describe(resident.ops[12]) ==
+        "column 0 row 1  BD 40     2048 words, 12 steps of 2048 words, takes lock 0, gives lock 1");
+  CHECK(Describe(resident.ops[13]) ==
+        "column 0 row 1  address   BD 40 = byte 0x80000 of the memory it sees");
+  CHECK(Describe(resident.ops[16]) == "column 0 row 1  BD 13     24576 words");
+  CHECK(std::count_if(resident.ops.begin(), resident.ops.end(), [](const TxnOp& op) {
+          return Describe(op) == "column 0 row 1  push      MM2S 2: BD 13 x 4";
+        }) == 1);
   CHECK(Describe(txn.ops.back()) == "column 3 row 0  wait      S2MM 0");
 }
 

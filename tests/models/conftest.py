@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import processes
 from models.gpt2 import GPT2, Config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """The fine-tuner uses all devices; most people have one, and most tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "visible_devices", lambda: jax.devices()[:1])
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ def run(text_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
     command = [sys.executable, "-m", "models.finetune", *FLAGS, "--compare"]
     command += ["--data", f"{text_folder}/*.txt", "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -141,6 +143,12 @@ def test_a_finished_run_can_be_lengthened_and_started_from(
         (["--policy", "threshold:x"], "--policy is 'threshold:x'; it must be threshold"),
         (["--policy", "always:3"], "--policy is 'always:3'"),
         (["--device", "npu9"], "--device is 'npu9'; this machine has emulated"),
+        (["--num-processes", "2"], "--process-id is missing: several machines need"),
+        (["--process-id", "1"], "--num-processes is missing"),
+        (["--num-processes", "2", "--process-id", "1"], "--coordinator is missing: HOST:PORT"),
+        (["--coordinator", "here", "--num-processes", "2", "--process-id", "1"], "is 'here'; it"),
+        (["--coordinator", "a:1", "--num-processes", "2", "--process-id", "2"], "it must be 0 … 1"),
+        (["--num-processes", "0"], "--num-processes is 0; it must be at least 1"),
         (["--data", "nothing/*.txt"], "--data nothing/*.txt: no such file"),
         (["--init", "nowhere"], "--init: nowhere is not a folder"),
         (["--tokenizer", "nowhere"], "no tokenizer in nowhere"),

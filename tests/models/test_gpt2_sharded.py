@@ -48,8 +48,8 @@ def state():
     return params, tokens, want
 
 
-def mesh_of(*shape):
-    kinds = (AxisType.Auto,) * len(shape)
+def mesh_of(*shape, kind=AxisType.Auto):
+    kinds = (kind,) * len(shape)
     return jax.make_mesh(shape, ("data", "model")[: len(shape)], kinds, devices=jax.devices()[:4])
 
 
@@ -105,6 +105,14 @@ def test_data_parallel(state, step):
     assert gathers(text) == [] and "all-reduce" in text
     rows = tokens.shape[-2] * 16 // 4  # a quarter of the tokens
     assert f"{rows},96" in products(text) and f"{4 * rows},96" not in products(text)
+
+
+def test_data_parallel_with_explicit_axes(state):
+    params, tokens, want = state
+    got, text = run(mesh_of(4, kind=AxisType.Explicit), params, tokens)
+    same(got, want)
+    assert gathers(text) == [] and "all-reduce" in text
+    assert "32,96" in products(text) and "128,96" not in products(text)
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2)])

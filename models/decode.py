@@ -20,6 +20,7 @@ import numpy as np
 
 import jax_xdna
 
+from .errors import UserError
 from .gpt2 import GPT2, Config
 
 Params = Any
@@ -174,7 +175,8 @@ def generate_batch(
         large products of long prompts are rounded to bf16.
 
     Raises:
-      ValueError: a prompt that is empty or has an id outside the vocabulary; logits that are NaN.
+      ValueError: a prompt that is empty or has an id outside the vocabulary.
+      UserError: logits that are NaN.
     """
     contexts = [_checked(i, prompt, model.config) for i, prompt in enumerate(prompts)]
     limit = model.config.n_positions
@@ -201,7 +203,7 @@ def generate_batch(
         row: list[int | None] = []
         for i, token in enumerate(np.asarray(ids).tolist()):
             if token < 0:
-                raise ValueError("the model's logits are NaN: its weights are damaged")
+                raise UserError("the model's logits are NaN: its weights are damaged")
             running[i] = running[i] and token != end
             row.append(token if running[i] else None)
             if running[i]:
@@ -210,7 +212,9 @@ def generate_batch(
             yield row
 
 
-def generate(model: GPT2, params: Params, prompt: Sequence[int] | np.ndarray, **how: Any) -> Iterator[int]:
+def generate(
+    model: GPT2, params: Params, prompt: Sequence[int] | np.ndarray, **how: Any
+) -> Iterator[int]:
     """Yields the token ids that continue one prompt. The keywords are those of `generate_batch`."""
     for (token,) in generate_batch(model, params, [prompt], **how):
         if token is not None:

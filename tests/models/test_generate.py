@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from models import checkpoint, tokenizer
-from models.generate import choose, generate, main
+from models.decode import choose, generate
+from models.generate import main
 from models.gpt2 import GPT2, Config
 
 LOGITS = jnp.log(jnp.asarray([0.1, 0.4, 0.05, 0.3, 0.15]))

@@ -121,12 +121,19 @@ def _likeliest(scores: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Arr
     return jnp.where(order >= least[:, None], scores, -jnp.inf)
 
 
+# Programs are kept, so that generating again compiles nothing.
+
+
 @lru_cache(maxsize=4)
-def _programs(
-    model: GPT2, policy: Any, device: str | None
-) -> tuple[Callable[..., Cache], Callable[..., tuple[jax.Array, Cache]]]:
-    """The jitted prefill and step. Kept, so that generating again compiles nothing."""
+def _reader(model: GPT2, policy: Any, device: str | None) -> Callable[..., Cache]:
+    """The jitted `prefill`: (params, cache, tokens) → cache."""
     read = jax_xdna.offload(partial(prefill, model), policy=policy, device=device)
+    return jax.jit(read, donate_argnums=1)
+
+
+@lru_cache(maxsize=4)
+def _stepper(model: GPT2) -> Callable[..., tuple[jax.Array, Cache]]:
+    """The jitted step from the last token of each row to the next, and the new cache."""
 
     def step(
         params: Params,
@@ -143,7 +150,7 @@ def _programs(
         keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(seeds, numbers)
         return choose(logits, keys, *choice), cache
 
-    return jax.jit(read, donate_argnums=1), jax.jit(step, donate_argnums=1)
+    return jax.jit(step, donate_argnums=1)
 
 
 def generate_batch(
@@ -182,7 +189,7 @@ def generate_batch(
     limit = model.config.n_positions
     longest = min(limit, max(map(len, contexts), default=1) + max_tokens)
     size = min(limit, -(-longest // _MULTIPLE) * _MULTIPLE)
-    read, step = _programs(model, policy, device)
+    read, step = _reader(model, policy, device), _stepper(model)
     seeds = np.asarray([(seed + i) % 2**32 for i in range(len(contexts))], np.uint32)
     choice = (known or model.config.vocab_size, temperature, top_k, top_p)
     running = [True] * len(contexts)

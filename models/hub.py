@@ -54,23 +54,19 @@ def folder(name: str, model: bool = True) -> Path:
     by_hand = f"put {wanted} into a folder and name that"
     repo = _SHORT.get(name, name)
     try:
-        import huggingface_hub as client
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors, hf_hub_download
     except ImportError as error:
         raise UserError(
             f"no folder {name}, and no huggingface_hub to download {repo}: install it, or {by_hand}"
         ) from error
-    endpoint = client.constants.ENDPOINT
-    trouble = "HF_HUB_OFFLINE is set" if client.constants.HF_HUB_OFFLINE else _trouble(endpoint)
+    endpoint = constants.ENDPOINT
+    trouble = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _trouble(endpoint)
 
     def get(file: str) -> Path | None:
         """The file's path, None when the model, or offline the cache, does not have it."""
         try:
-            return Path(
-                client.hf_hub_download(
-                    repo, file, endpoint=endpoint, local_files_only=trouble is not None
-                )
-            )
+            offline = trouble is not None
+            return Path(hf_hub_download(repo, file, local_files_only=offline))
         except errors.LocalEntryNotFoundError as error:
             if trouble is None:
                 raise UserError(f"{endpoint} stopped answering: {_line(error)}") from error

@@ -13,7 +13,6 @@ from models import checkpoint, tokenizer
 from models.generate import main
 from models.gpt2 import GPT2, Config
 
-
 pytestmark = pytest.mark.usefixtures("compile_once")
 
 

@@ -117,8 +117,8 @@ def test_greedy_tokens_equal_the_full_forwards_also_past_n_positions(talkative, 
 def test_prompts_of_a_batch_are_as_if_alone(talkative):
     config, params = talkative
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 101, n).tolist() for n in (1, 7, 40, 60)]
-    model, how = GPT2(config), {"max_tokens": 70, "top_p": 0.9}
+    prompts = [rng.integers(0, 101, n).tolist() for n in (1, 40, 60)]
+    model, how = GPT2(config), {"max_tokens": 60, "top_p": 0.9}
     rows = list(generate_batch(model, params, prompts, seed=5, **how))
     end = how["end"] = rows[30][1]
     rows = list(generate_batch(model, params, prompts, seed=5, **how))

@@ -78,15 +78,12 @@ def corpus():
     return [*texts, ""]
 
 
-def test_every_id_equals_tiktokens(ours, theirs, corpus):
+def test_every_id_equals_tiktokens_and_text_comes_back(ours, theirs, corpus):
     assert sum(len(text.encode()) for text in corpus) > 1_500_000
     wanted = theirs.encode_batch(corpus, disallowed_special=(), num_threads=2)
     for text, got, ids in zip(corpus, ours.encode(corpus), wanted, strict=True):
         assert got.tolist() == ids, repr(text)
-
-
-def test_text_comes_back(ours, corpus):
-    for text, ids in zip(corpus[::4], ours.encode(corpus)[::4], strict=True):
+    for text, ids in zip(corpus[::8], wanted[::8], strict=True):
         assert ours.decode(ids) == text
 
 

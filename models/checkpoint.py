@@ -1,7 +1,8 @@
-"""Models in and out of Hugging Face directories: config.json and model.safetensors."""
+"""Models in and out of Hugging Face folders: config.json and the weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -11,31 +12,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from . import weights
 from .errors import UserError
 from .gpt2 import GPT2, Config
 
-WEIGHTS = "model.safetensors"
+WEIGHTS = weights.SAFETENSORS
 CONFIG = "config.json"
+_PREFIX = "transformer."
 _HEAD = "lm_head.weight"
 _EMBEDDING = "wte.weight"
+# Their rows are tokens.
+_TABLES = (_EMBEDDING, _HEAD)
 # Causal masks that older exports store as if they were parameters.
 _BUFFERS = (".attn.bias", ".attn.masked_bias")
-# Settings of other models that carry the name GPT-2, with the value this one computes.
+# Settings of models that `GPT2` does not compute, with the values that leave it as it is.
+# (Where attention is computed in a higher precision does not matter: all of it is fp32.)
 _REQUIRED = {
-    "model_type": "gpt2",
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
+    "model_type": ("gpt2",),
+    "add_cross_attention": (False, None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "auto_map": (None,),
 }
-_SIZES = (
-    *("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
-    *("layer_norm_epsilon", "initializer_range"),
-)
+# Other names for the same sizes.
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+_SETTINGS = {f.name: f.type for f in dataclasses.fields(Config) if f.name != "dropout"}
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -49,10 +58,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_params(folder: Path, config: Config, params: Mapping[str, Any]) -> None:
-    """Writes model.safetensors as `transformers` reads it: vocabulary unpadded, head tied."""
-    tensors = {_hf_name(path): np.asarray(value) for path, value in flatten_dict(params).items()}
-    tensors[_EMBEDDING] = tensors[_EMBEDDING][: config.vocab_size]
-    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    """Writes model.safetensors as `transformers` does: vocabulary unpadded, a tied head absent."""
+    tensors = {}
+    for path, value in flatten_dict(params).items():
+        name, value = _hf_name(path), np.asarray(value)
+        if name in _TABLES:
+            value = value[: config.vocab_size]
+        # Readers strip the prefix or add it, but not when a head is there without it.
+        tensors[name if name == _HEAD else _PREFIX + name] = np.ascontiguousarray(value)
     content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
     write_atomically(folder / WEIGHTS, content)
 
@@ -61,8 +74,8 @@ def save_config(folder: Path, config: Config, end_token: int) -> None:
     """Writes config.json as `transformers` reads it."""
     settings = {
         "architectures": ["GPT2LMHeadModel"],
-        **_REQUIRED,
-        **{name: getattr(config, name) for name in _SIZES},
+        "model_type": "gpt2",
+        **{name: getattr(config, name) for name in _SETTINGS},
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
         "bos_token_id": end_token,
         "eos_token_id": end_token,
@@ -72,7 +85,7 @@ def save_config(folder: Path, config: Config, end_token: int) -> None:
 
 
 def load_config(folder: Path) -> Config:
-    """The sizes in a directory's config.json; dropout is off.
+    """What a folder's config.json says of the model; dropout is off.
 
     Raises:
       UserError: not there, not JSON, or a model that `GPT2` does not compute.
@@ -84,58 +97,75 @@ def load_config(folder: Path) -> Config:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
-    for name, wanted in _REQUIRED.items():
-        if settings.get(name, wanted) != wanted:
-            raise UserError(f"{path}: {name} is {settings[name]!r}; only {wanted!r} is supported")
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} holds a {type(settings).__name__}; it must be an object")
+    for name, allowed in _REQUIRED.items():
+        if settings.get(name, allowed[0]) not in allowed:
+            got, wanted = json.dumps(settings[name]), json.dumps(allowed[0])
+            raise UserError(f"{path}: {name} is {got}; only {wanted} is supported")
+    for alias, name in _ALIASES.items():
+        if alias in settings:
+            settings.setdefault(name, settings[alias])
+    for name, kind in _SETTINGS.items():
+        value = settings.get(name)
+        if kind == "bool" and name in settings and not isinstance(value, bool):
+            raise UserError(f"{path}: {name} is {value!r}; it must be true or false")
+        if kind == "float" and name in settings and not (type(value) in (int, float) and value > 0):
+            raise UserError(f"{path}: {name} is {value!r}; it must be a positive number")
     try:
-        config = Config(**{name: settings[name] for name in _SIZES if name in settings})
+        config = Config(**{name: settings[name] for name in _SETTINGS if name in settings})
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
-    if settings.get("n_inner") not in (None, 4 * config.n_embd):
-        raise UserError(f"{path}: n_inner is {settings['n_inner']}; only 4 · n_embd is supported")
+    if settings.get("n_ctx") not in (None, config.n_positions):
+        raise UserError(
+            f"{path}: n_ctx is {settings['n_ctx']} and n_positions {config.n_positions}; "
+            "they must be equal"
+        )
     return config
 
 
 def load_params(folder: Path, config: Config) -> dict[str, Any]:
-    """A directory's weights as fp32 parameters of `GPT2(config)`, the vocabulary padded.
+    """A folder's weights as fp32 parameters of `GPT2(config)`, the vocabulary padded.
 
-    Names with and without the `transformer.` prefix are read, and any float type. A separate
-    output head is accepted when it equals the token embedding.
+    Names with and without the `transformer.` prefix are read, and fp32, fp16, bf16 and fp64. A
+    tied head may be absent, another name for the token embedding or the other way round, or equal.
 
     Raises:
-      UserError: no such file, or a tensor that is missing, unknown or of another shape.
+      UserError: no such file; a tensor that is missing, unknown, quantized or of another shape; a
+        head that differs although config.json ties it.
     """
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise UserError(f"no {WEIGHTS} in {folder}: a model needs {CONFIG} and {WEIGHTS} there")
-    try:
-        with safetensors.safe_open(path, framework="flax") as file:
-            stored = {
-                name.removeprefix("transformer."): np.asarray(file.get_tensor(name), np.float32)
-                for name in file.keys()  # noqa: SIM118 (not a dict)
-                if not name.endswith(_BUFFERS)
-            }
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    head = stored.pop(_HEAD, None)
+    path, tensors = weights.find(folder)
+    stored: dict[str, weights.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(_BUFFERS):
+            continue
+        short = name.removeprefix(_PREFIX)
+        if short in stored:
+            raise UserError(f"{path} has the tensor {short} both with and without {_PREFIX}")
+        stored[short] = tensor
+    head = stored.pop(_HEAD, None) if config.tie_word_embeddings else None
+    if head and _EMBEDDING not in stored:
+        stored[_EMBEDDING] = head
     wanted = {_hf_name(key): (key, leaf.shape) for key, leaf in abstract_params(config).items()}
-    params = {}
-    for name, (key, shape) in wanted.items():
-        if name == _EMBEDDING:
-            shape = (config.vocab_size, config.n_embd)
-        if name in stored and stored[name].shape != shape:
-            raise UserError(
-                f"{path}: tensor {name} has shape {stored[name].shape}; the model has {shape}"
-            )
-        params[key] = stored.get(name)
+    for name in _TABLES:
+        if name in wanted:
+            wanted[name] = (wanted[name][0], (config.vocab_size, config.n_embd))
     _same_names(path, set(stored), set(wanted))
-    if head is not None and not np.array_equal(head, stored[_EMBEDDING]):
-        raise UserError(
-            f"{path}: {_HEAD} differs from {_EMBEDDING}; only models with a tied head are supported"
-        )
+    for name, (_, shape) in wanted.items():
+        _same_shape(path, name, stored[name].shape, shape)
+    params = {key: stored[name].load(name) for name, (key, _) in wanted.items()}
+    if head:
+        _same_shape(path, _HEAD, head.shape, stored[_EMBEDDING].shape)
+        if not np.array_equal(head.load(_HEAD), params["wte", "embedding"], equal_nan=True):
+            raise UserError(
+                f"{path}: {_HEAD} differs from {_EMBEDDING}, but {CONFIG} ties them: a separate "
+                'head needs "tie_word_embeddings": false there'
+            )
     padding = config.padded_vocab_size - config.vocab_size
-    key = ("wte", "embedding")
-    params[key] = np.pad(params[key], ((0, padding), (0, 0)))
+    for name in _TABLES:
+        if name in wanted:
+            key = wanted[name][0]
+            params[key] = np.pad(params[key], ((0, padding), (0, 0)))
     return unflatten_dict(jax.tree.map(jnp.asarray, params))
 
 
@@ -149,6 +179,17 @@ def _hf_name(path: tuple[str, ...]) -> str:
     """("h", "0", "ln_1", "scale") → "h.0.ln_1.weight". Kernels are (in, out) on both sides."""
     *module, leaf = path
     return ".".join([*module, "bias" if leaf == "bias" else "weight"])
+
+
+def _same_shape(path: Path, name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if got == wanted:
+        return
+    hint = ""
+    if name in _TABLES and got[1:] == wanted[1:]:
+        hint = f": {CONFIG} gives a vocab_size of {wanted[0]}, the file has {got[0]} tokens"
+    elif got == wanted[::-1]:
+        hint = ": it is transposed; GPT-2's kernels are (in, out)"
+    raise UserError(f"{path}: tensor {name} has shape {got}; the model has {wanted}{hint}")
 
 
 def _same_names(path: Path, stored: set[str], wanted: set[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import checkpoint, data, tokenizer
+from . import checkpoint, data, hub, tokenizer
 from .errors import UserError
 from .gpt2 import GPT2, PRESETS, Config
 from .options import Options, merge, parse
@@ -47,9 +47,7 @@ def prepare(argv: list[str] | None) -> Run:
     options = Options(**given)
     if options.resume:
         options = merge(folder.read_json(OPTIONS), given)
-    source = Path(options.init) if options.init else None
-    if source and not source.is_dir():
-        raise UserError(f"--init: {source} is not a folder")
+    source = _source(options.init) if options.init else None
     if source and options.block_size is None:
         context = checkpoint.load_config(source).n_positions
         options = dataclasses.replace(options, block_size=min(options.block, context))
@@ -94,6 +92,15 @@ def _folder(given: dict[str, Any]) -> RunDir:
     return RunDir(next(path for path in names if not path.exists()))
 
 
+def _source(init: str) -> Path:
+    """The folder that --init names, which may be on the hub."""
+    if hub.is_name(init):
+        return hub.folder(init)
+    if not Path(init).is_dir():
+        raise UserError(f"--init: {init} is not a folder, nor the name of a model on the hub")
+    return Path(init)
+
+
 def _config(options: Options, source: Path | None, tokens: tokenizer.Tokenizer) -> Config:
     """The model's sizes: of --init, of the preset, or both, when loading must find them equal.
 
@@ -103,11 +110,8 @@ def _config(options: Options, source: Path | None, tokens: tokenizer.Tokenizer) 
     if source and options.model:
         sizes = {"vocab_size": config.vocab_size, "n_positions": config.n_positions}
         config = dataclasses.replace(PRESETS[options.model], **sizes)
-    if source and tokens.vocab_size > config.vocab_size:
-        raise UserError(
-            f"the tokenizer has {tokens.vocab_size} ids, but the model in --init {source} "
-            f"only {config.vocab_size}: name its tokenizer with --tokenizer"
-        )
+    if source:
+        tokens.require_fits(config.vocab_size, f"--init {options.init}")
     if options.block > config.n_positions:
         raise UserError(
             f"--block-size is {options.block}; this model's n_positions is {config.n_positions}"

@@ -7,11 +7,13 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from . import hub
 from .errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,29 +31,67 @@ class Tokenizer:
       end: id of the token between documents.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, source: str) -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, source: str, folder: Path | None = None
+    ) -> None:
+        """`folder` may say which token ends a text: see `_end_name`."""
         self._inner = inner
-        # Text that spells a special token is text: data must not be able to end a document.
-        self._inner.encode_special_tokens = True
         self._inner.no_padding()
         self._inner.no_truncation()
         ids = inner.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(ids.values()) + 1
-        end = next((ids[name] for name in _END_NAMES if name in ids), None)
+        self.vocab_size = max(ids.values(), default=-1) + 1
+        end = _end_name(inner, folder)
         if end is None:
             raise UserError(
                 f"tokenizer {source} has no end-of-text token (looked for {', '.join(_END_NAMES)})"
             )
-        self.end = end
+        self.end = ids[end]
+        added = inner.get_added_tokens_decoder().get(self.end)
+        if added is None or not added.special:
+            inner.add_special_tokens([tokenizers.AddedToken(end, normalized=False, special=True)])
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, int32, without special tokens."""
-        encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(e.ids, np.int32) for e in encoded]
+    def encode(self, texts: Sequence[str], special: bool = False) -> list[np.ndarray]:
+        """Ids of each text, int32, none added.
+
+        Text that spells a special token is text, so that data cannot end a document; with
+        `special` it is that token. Half of a surrogate pair becomes U+FFFD.
+
+        Raises:
+          UserError: a text contains the end-of-text token and the tokenizer has no other way to
+            encode it.
+        """
+        self._inner.encode_special_tokens = not special
+        whole = [_whole(text) for text in texts]
+        encoded = self._inner.encode_batch_fast(whole, add_special_tokens=False)
+        ids = [np.asarray(e.ids, np.int32) for e in encoded]
+        if not special and any((i == self.end).any() for i in ids):
+            raise UserError(
+                f"a text contains {self._inner.id_to_token(self.end)!r}, which this tokenizer can "
+                "only read as its end-of-text token: take it out of the text"
+            )
+        return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of some ids; bytes that are not UTF-8 become U+FFFD, special tokens vanish."""
-        return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+        """The text of some ids; bytes that are not UTF-8 become U+FFFD, special tokens vanish.
+
+        Raises:
+          UserError: an id outside the vocabulary.
+        """
+        numbers = [int(i) for i in ids]
+        for i in numbers:
+            if not 0 <= i < self.vocab_size:
+                raise UserError(
+                    f"token id {i} is outside the tokenizer's vocabulary of {self.vocab_size}"
+                )
+        return self._inner.decode(numbers, skip_special_tokens=True)
+
+    def require_fits(self, vocab_size: int, model: str) -> None:
+        """Raises UserError, with both sizes, when a model lacks some of the ids."""
+        if self.vocab_size > vocab_size:
+            raise UserError(
+                f"the tokenizer has {self.vocab_size} ids, but the model in {model} only "
+                f"{vocab_size}: name its tokenizer with --tokenizer"
+            )
 
     def to_json(self) -> str:
         """The contents of its tokenizer.json."""
@@ -69,26 +109,56 @@ def printable(text: str) -> str:
     )
 
 
+class Stream:
+    """Ids to text, piece by piece: characters are held back until all of their bytes are there."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] | np.ndarray = ()) -> None:
+        """`context` is what comes before: some tokenizers join words depending on it."""
+        self._tokenizer = tokenizer
+        self._ids = [int(i) for i in context]
+        self._shown = len(self._ids)
+
+    def push(self, token: int) -> str:
+        """The text that is complete with one more token."""
+        self._ids.append(token)
+        text = self._rest()
+        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        # Only what was shown last is kept: a long text would be decoded anew for every token.
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        """What is left, complete or not."""
+        text, self._shown = self._rest(), len(self._ids)
+        return text
+
+    def _rest(self) -> str:
+        shown = self._tokenizer.decode(self._ids[: self._shown])
+        return self._tokenizer.decode(self._ids)[len(shown) :]
+
+
 def load(spec: str) -> Tokenizer:
     """The tokenizer that `spec` names.
 
     Args:
-      spec: "bytes"; a tokenizer.json; or a directory with tokenizer.json, vocab.json and
-        merges.txt, or encoder.json and vocab.bpe.
+      spec: "bytes"; a tokenizer.json; a folder with tokenizer.json, vocab.json and merges.txt, or
+        encoder.json and vocab.bpe; or the name of a model on the hub.
 
     Raises:
       UserError: nothing there, or not a tokenizer.
     """
     if spec == "bytes":
         return Tokenizer(_bytes(), spec)
-    path = Path(spec)
+    path = hub.folder(spec, model=False) if hub.is_name(spec) else Path(spec)
     if path.is_file():
-        return Tokenizer(_parse(path), spec)
+        return Tokenizer(_parse(path), spec, path.parent)
     if (path / "tokenizer.json").is_file():
-        return Tokenizer(_parse(path / "tokenizer.json"), spec)
+        return Tokenizer(_parse(path / "tokenizer.json"), spec, path)
     for vocab, merges in _BPE_FILES:
         if (path / vocab).is_file() and (path / merges).is_file():
-            return Tokenizer(_gpt2(path / vocab, path / merges), spec)
+            return Tokenizer(_gpt2(path / vocab, path / merges), spec, path)
     raise UserError(
         f"no tokenizer in {spec}: it must be 'bytes', a tokenizer.json, or a directory with "
         "tokenizer.json, or vocab.json and merges.txt, or encoder.json and vocab.bpe"
@@ -112,19 +182,61 @@ def _bytes() -> tokenizers.Tokenizer:
 
 def _gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     try:
-        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-        known = END_OF_TEXT in json.loads(vocab.read_text(encoding="utf-8"))
+        ids = json.loads(_read(vocab))
+        lines = [line for line in _read(merges).split("\n") if line]
+        headless = lines[lines[0].startswith("#version") :]
+        pairs = [tuple(line.split(" ")) for line in headless]
+        tokenizer = tokenizers.Tokenizer(models.BPE(ids, pairs))
     except Exception as error:  # The library raises plain Exception.
         raise UserError(f"{vocab} and {merges} are not BPE tables: {error}") from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if known:
-        tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
 def _parse(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_str(_read(path))
     except Exception as error:  # The library raises plain Exception.
         raise UserError(f"{path} is not a tokenizer.json: {error}") from error
+
+
+def _read(path: Path) -> str:
+    """A text file, as also an editor on Windows leaves it: with a byte-order mark and CRLF."""
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _end_name(inner: tokenizers.Tokenizer, folder: Path | None) -> str | None:
+    """The token between documents, None without any.
+
+    That is what the folder's tokenizer_config.json calls eos_token, else the special token that
+    its config.json gives as eos_token_id, else the first of the usual names.
+    """
+    known = inner.get_vocab(with_added_tokens=True)
+    names: list[Any] = []
+    if folder is not None:
+        eos = _setting(folder / "tokenizer_config.json", "eos_token")
+        names.append(eos.get("content") if isinstance(eos, dict) else eos)
+        number = _setting(folder / "config.json", "eos_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        special = {i: t.content for i, t in inner.get_added_tokens_decoder().items() if t.special}
+        names.append(special.get(number) if isinstance(number, int) else None)
+    return next((n for n in (*names, *_END_NAMES) if isinstance(n, str) and n in known), None)
+
+
+def _setting(path: Path, name: str) -> Any:
+    """A setting of a JSON file that need not be there."""
+    try:
+        settings = json.loads(_read(path))
+    except (OSError, ValueError):
+        return None
+    return settings.get(name) if isinstance(settings, dict) else None
+
+
+def _whole(text: str) -> str:
+    """Text that UTF-8 can hold: surrogate pairs joined, halves as U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,66 +1,19 @@
-"""Sampling."""
+"""The command that samples text."""
+
+import io
+import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from models import checkpoint, tokenizer
-from models.generate import choose, generate, main
+from models.generate import main
 from models.gpt2 import GPT2, Config
 
-LOGITS = jnp.log(jnp.asarray([0.1, 0.4, 0.05, 0.3, 0.15]))
-
-
-def frequencies(temperature=1.0, top_k=0, top_p=1.0, draws=4000):
-    keys = jax.random.split(jax.random.key(0), draws)
-    ids = jax.vmap(lambda key: choose(LOGITS, key, temperature, top_k, top_p))(keys)
-    return np.bincount(ids, minlength=5) / draws
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({}, [0.1, 0.4, 0.05, 0.3, 0.15]),
-        ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
-        ({"temperature": 0.5}, np.square([0.1, 0.4, 0.05, 0.3, 0.15]) / 0.285),
-        ({"top_k": 1}, [0, 1, 0, 0, 0]),
-        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7, 0]),
-        ({"top_k": 99}, [0.1, 0.4, 0.05, 0.3, 0.15]),
-        ({"top_p": 0.39}, [0, 1, 0, 0, 0]),
-        ({"top_p": 0.5}, [0, 4 / 7, 0, 3 / 7, 0]),
-        ({"top_p": 0.8}, [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]),
-        ({"top_k": 2, "top_p": 0.8}, [0, 4 / 7, 0, 3 / 7, 0]),
-    ],
-)
-def test_choice_has_the_right_distribution(options, wanted):
-    # Three and a half standard errors of 4000 draws.
-    np.testing.assert_allclose(frequencies(**options), wanted, atol=0.028)
-    assert (frequencies(**options)[np.asarray(wanted) == 0] == 0).all()
-
-
-def test_greedy_continuation_equals_the_models_own_choice(config, params):
-    model = GPT2(config)
-    prompt = [5, 17, 3]
-    ids = list(generate(model, params, prompt, max_tokens=60, temperature=0))
-    assert len(ids) == 60
-    context = prompt[:]
-    apply = jax.jit(model.apply)
-    for token in ids:
-        window = context[-config.n_positions :]
-        padded = np.pad(window, (0, config.n_positions - len(window)))
-        logits = apply({"params": params}, padded[None])[0, len(window) - 1]
-        assert token == int(logits.argmax())
-        context.append(token)
-
-
-def test_generation_stops_at_the_end_token(config, params):
-    ids = list(generate(GPT2(config), params, [5], max_tokens=20, seed=1))
-    assert list(generate(GPT2(config), params, [5], max_tokens=20, seed=1)) == ids
-    assert list(generate(GPT2(config), params, [5], max_tokens=20, seed=2)) != ids
-    end = ids[4]
-    stopped = list(generate(GPT2(config), params, [5], max_tokens=20, seed=1, end=end))
-    assert stopped == ids[: ids.index(end)]
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +27,88 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_command(folder, capsys):
+@pytest.fixture(scope="module")
+def bytes_folder(folder):
     (folder / "tokenizer.json").write_text(tokenizer.load("bytes").to_json())
-    flags = [str(folder), "--prompt", "žlutý ", "--max-tokens", "12"]
-    assert main(flags) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("žlutý ") and len(out) > len("žlutý \n")
-    assert "tokens in" in err
-    assert main(flags) == 0
-    assert capsys.readouterr().out == out
-    assert main([*flags, "--seed", "7"]) == 0
-    assert capsys.readouterr().out != out
+    return folder
+
+
+def run(capsys, folder, *flags):
+    assert main([str(folder), "--max-tokens", "12", *flags]) == 0
+    return capsys.readouterr()
+
+
+def test_command(bytes_folder, capsys):
+    flags = ("--prompt", "žlutý ")
+    out, err = run(capsys, bytes_folder, *flags)
+    assert out.startswith("žlutý ") and out.endswith("\n") and len(out) > len("žlutý \n")
+    assert "12 tokens in" in err and "then" in err and err.endswith(" tokens/s\n")
+    assert run(capsys, bytes_folder, *flags).out == out
+    assert run(capsys, bytes_folder, *flags, "--seed", "7").out != out
     # No prompt: a new document.
-    assert main([str(folder), "--max-tokens", "3"]) == 0
+    assert run(capsys, bytes_folder).out == run(capsys, bytes_folder, "--prompt", "").out != "\n"
+
+
+def test_a_batch_prints_what_each_prompt_prints_alone(bytes_folder, tmp_path, capsys, monkeypatch):
+    texts = ["one", "twenty and one", "drei"]
+    alone = [
+        run(capsys, bytes_folder, "--prompt", text, "--seed", str(i)).out
+        for i, text in enumerate(texts)
+    ]
+    wanted = "".join(f"{chr(10) * (i > 0)}--- {i + 1} of 3\n{t}" for i, t in enumerate(alone))
+    out, err = run(capsys, bytes_folder, *(f for text in texts for f in ("--prompt", text)))
+    assert out == wanted and "36 tokens in" in err
+    # From a file as an editor on Windows leaves it, and from standard input.
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwenty and one\r\ndrei\r\n")
+    assert run(capsys, bytes_folder, "--prompts", str(file)).out == wanted
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert run(capsys, bytes_folder, "--prompts", "-").out == wanted
+
+
+def test_text_appears_while_it_is_made(bytes_folder, monkeypatch):
+    written = []
+
+    class Out(io.StringIO):
+        def flush(self):
+            written.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    assert main([str(bytes_folder), "--prompt", "a", "--max-tokens", "12", "--seed", "3"]) == 0
+    assert written[0] == "a"
+    assert len(set(written)) > 6 and written == sorted(written)
+
+
+def test_a_spelled_special_token_is_text_unless_asked_for(bytes_folder, capsys):
+    flags = ("--prompt", "a<|endoftext|>", "--temperature", "0")
+    plain, special = (
+        run(capsys, bytes_folder, *flags),
+        run(capsys, bytes_folder, *flags, "--special"),
+    )
+    assert plain.out != special.out
+    # The model sees 14 of its 16 bytes, and more than it can see.
+    assert (
+        "prompt 1 has 17 tokens: the model sees the last 16"
+        in run(capsys, bytes_folder, "--prompt", "a" * 17).err
+    )
+
+
+def test_a_tokenizer_larger_than_the_model(bytes_folder, tmp_path, capsys):
+    config = json.loads((bytes_folder / "config.json").read_text())
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((bytes_folder / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    assert main([str(tmp_path)]) == 2
+    assert "the tokenizer has 257 ids, but the model in" in (err := capsys.readouterr().err)
+    assert "only 200" in err
+
+
+def test_a_closed_pipe_is_no_error(bytes_folder):
+    command = [sys.executable, "-m", "models.generate", str(bytes_folder), "--max-tokens", "40"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 141 and "Traceback" not in err and "Exception" not in err
 
 
 @pytest.mark.parametrize(
@@ -98,6 +120,9 @@ def test_command(folder, capsys):
         (["--top-p", "0"], "--top-p is 0.0; it must be above 0 and at most 1"),
         (["--top-k", "x"], "argument --top-k: invalid int value: 'x'"),
         (["--tokenizer", "nowhere"], "no tokenizer in nowhere"),
+        (["--policy", "some"], "--policy is 'some'; it must be threshold"),
+        (["--device", "npu9"], "--device is 'npu9'; this machine has emulated"),
+        (["--prompts", "nowhere"], "--prompts nowhere: No such file"),
     ],
 )
 def test_bad_flags(folder, flags, message, capsys):

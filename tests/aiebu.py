@@ -20,7 +20,6 @@ from gpt2_step import gpt2_step
 from jax_xdna import _ffi
 
 
-
 def sid_root(root):
     """Why there is no root with the tools; None when there is."""
     if (root / "usr/bin/aiebu-dump").exists():

@@ -27,7 +27,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy jax_xdna
-	$(BIN)/clang-format --dry-run --Werror ffi/*.h ffi/*.cc tests/cpp/*.h tests/cpp/*.cc
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files "*.h" "*.hpp" "*.cc")
 
 $(VENV)/.%: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -129,10 +129,17 @@ def test_a_silent_network_is_given_up_in_seconds(client, monkeypatch):
         start = time.monotonic()
         with pytest.raises(UserError, match=WANTED):
             hub.folder("openai-community/gpt2")
-    # So does a look-up of the name that never returns.
-    monkeypatch.setattr(hub.urllib.request, "urlopen", lambda *a, **k: time.sleep(60))
+    # So is a look-up of the name that does not return; its thread is left behind.
+    end = threading.Event()
+
+    def look_up(*args, **kwargs):
+        end.wait(60)
+        raise OSError("ended by the test")
+
+    monkeypatch.setattr(hub.urllib.request, "urlopen", look_up)
     with pytest.raises(UserError, match="no answer"):
         hub.folder("openai-community/gpt2")
+    end.set()
     assert time.monotonic() - start < 5
 
 

@@ -152,15 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m aie_kernels.build", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--arch", choices=["npu1", "npu2", "auto"], required=True)
-    parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
-    parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
-    parser.add_argument(
-        "--tile",
-        type=int,
-        nargs=4,
-        metavar=("M", "K", "N", "C_BUFFERS"),
-        help="default: the plan's choice for 256x768x2304",
-    )
+    simulate.add_design_flags(parser)
     parser.add_argument("--cache-dir", type=Path, default=artifact.cache_directory())
     parser.add_argument("--emit-mlir", type=Path, metavar="FILE")
     got = parser.parse_args(arguments)

@@ -34,22 +34,27 @@ def simulate(
     return packing.unpack(plan, c), report
 
 
+def add_design_flags(parser: argparse.ArgumentParser) -> None:
+    """What tells one design of an array from another: datapath, result, tile."""
+    parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
+    parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
+    parser.add_argument(
+        "--tile",
+        type=int,
+        nargs=4,
+        metavar=("m", "k", "n", "C_BUFFERS"),
+        help="default: the plan's choice, for the product or for 256×768×2304",
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m aie_kernels.simulate", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--arch", choices=["npu1", "npu2"], required=True)
-    parser.add_argument("--numerics", choices=["bf16", "bfp16"], default="bf16")
-    parser.add_argument("--result", choices=["f32", "bf16"], default="f32")
+    add_design_flags(parser)
     parser.add_argument("--resident", action="store_true", help="the design that keeps A in L2")
-    parser.add_argument(
-        "--tile",
-        type=int,
-        nargs=4,
-        metavar=("m", "k", "n", "C_BUFFERS"),
-        help="the design; default: the plan's choice",
-    )
     for name in "MKN":
         parser.add_argument(name.lower(), type=int, metavar=name)
     got = parser.parse_args(arguments)

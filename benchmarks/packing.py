@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +34,11 @@ OPERANDS = {
     "B tiles, 8×4": (64, 48, 8, 4),
     "A, B tiles, 8×8": (64, 48, 8, 8),
 }
-RESULTS = {"unpack C, 4×4": (64, 48, 4, 4), "unpack C, 8×8": (64, 48, 8, 8)}
+RESULTS = {
+    "unpack C, 4×4": (64, 48, 4, 4),
+    "unpack C, 4×8": (64, 48, 4, 8),
+    "unpack C, 8×8": (64, 48, 8, 8),
+}
 SOURCES = {"MLP weight": (3070, 768), "embedding": (50257, 768)}
 Tile = tuple[int, int, int, int]
 
@@ -66,9 +71,10 @@ class Workers:
         self.count = count
         self.pool = ThreadPoolExecutor(count)
 
-    def __call__(self, work: Callable[[tuple[int, int]], Any], n: int) -> None:
+    def __call__(self, work: Callable[..., Any], n: int) -> None:
         cuts = [n * i // self.count for i in range(self.count + 1)]
-        list(self.pool.map(work, zip(cuts[:-1], cuts[1:], strict=True)))
+        pieces = zip(cuts[:-1], cuts[1:], strict=True)
+        list(self.pool.map(lambda piece: work(rows_of_tiles=piece), pieces))
 
 
 def runs_for(matrix: np.ndarray, workers: Workers) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -78,12 +84,12 @@ def runs_for(matrix: np.ndarray, workers: Workers) -> dict[str, tuple[Callable[[
     libc = ctypes.CDLL(None)
     libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
-    def memcpy(piece: tuple[int, int]) -> None:
-        start, size = matrix[piece[0] :].ctypes.data, matrix[piece[0] : piece[1]].nbytes
-        libc.memcpy(copy[piece[0] :].ctypes.data, start, size)
+    def memcpy(rows_of_tiles: tuple[int, int]) -> None:
+        piece = slice(*rows_of_tiles)
+        libc.memcpy(copy[piece].ctypes.data, matrix[piece].ctypes.data, matrix[piece].nbytes)
 
     runs: dict[str, tuple[Callable[[], Any], int]] = {
-        "memcpy": (lambda: workers(memcpy, matrix.shape[0]), 2 * matrix.nbytes)
+        "memcpy": (partial(workers, memcpy, matrix.shape[0]), 2 * matrix.nbytes)
     }
     bits = matrix.astype(ml_dtypes.bfloat16).view(np.uint16)
     for name, tile in OPERANDS.items():
@@ -93,18 +99,8 @@ def runs_for(matrix: np.ndarray, workers: Workers) -> dict[str, tuple[Callable[[
             want = in_tiles(bits.T if transposed else bits, tile)
             packed = aligned(want.size, np.uint16)
             down = -(-matrix.shape[1 if transposed else 0] // tile[0])
-
-            def pack(
-                piece: tuple[int, int],
-                packed: np.ndarray = packed,
-                tile: Tile = tile,
-                transposed: bool = transposed,
-            ) -> None:
-                _ffi.pack_tiles(matrix, packed, tile, transposed=transposed, rows_of_tiles=piece)
-
-            def run(pack: Callable[[tuple[int, int]], None] = pack, down: int = down) -> None:
-                workers(pack, down)
-
+            pack = partial(_ffi.pack_tiles, matrix, packed, tile, transposed=transposed)
+            run = partial(workers, pack, down)
             run()
             label = name + (", transposed" if transposed else "")
             if not np.array_equal(packed, want):
@@ -114,19 +110,8 @@ def runs_for(matrix: np.ndarray, workers: Workers) -> dict[str, tuple[Callable[[
         tiles = aligned(in_tiles(matrix, tile).size, np.float32)
         tiles[:] = in_tiles(matrix, tile)
         rows = aligned(matrix.size, np.float32).reshape(matrix.shape)
-        down = -(-matrix.shape[0] // tile[0])
-
-        def unpack(
-            piece: tuple[int, int],
-            tiles: np.ndarray = tiles,
-            rows: np.ndarray = rows,
-            tile: Tile = tile,
-        ) -> None:
-            _ffi.unpack_tiles(tiles, rows, tile, stream=True, rows_of_tiles=piece)
-
-        def run(unpack: Callable[[tuple[int, int]], None] = unpack, down: int = down) -> None:
-            workers(unpack, down)
-
+        unpack = partial(_ffi.unpack_tiles, tiles, rows, tile, stream=True)
+        run = partial(workers, unpack, -(-matrix.shape[0] // tile[0]))
         run()
         if not np.array_equal(rows, matrix):
             sys.exit(f"{name}: not the matrix that was packed; not timed")

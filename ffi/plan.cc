@@ -40,18 +40,18 @@ std::string Name(const Tile& tile) {
 }
 
 MicroTile MicroTileOf(Arch arch, Numerics numerics) {
-  if (arch == Arch::kNpu1) return {4, 8, 4};
-  return numerics == Numerics::kBF16 ? MicroTile{4, 8, 8} : MicroTile{8, 8, 8};
+  if (arch == Arch::kNpu1) return packed_gemm::kAie2;
+  return numerics == Numerics::kBF16 ? packed_gemm::kAie2p : packed_gemm::kAie2pBfp16;
 }
 
 void CheckTile(const Tile& tile) {
   const auto fits = [](int size, int unit) { return size > 0 && size <= 1024 && size % unit == 0; };
-  // The core kernel works on blocks of 16x16 of C.
-  if (!fits(tile.m, 16) || !fits(tile.k, 8) || !fits(tile.n, 16) || tile.c_buffers < 1 ||
-      tile.c_buffers > 2) {
-    throw std::invalid_argument(Name(tile) +
-                                ": m and n must be multiples of 16 and k of 8, up to 1024, and "
-                                "c_buffers 1 or 2");
+  constexpr int kBlock = packed_gemm::kBlock, kDepth = packed_gemm::kDepth;
+  if (!fits(tile.m, kBlock) || !fits(tile.k, kDepth) || !fits(tile.n, kBlock) ||
+      tile.c_buffers < 1 || tile.c_buffers > 2) {
+    throw std::invalid_argument(Name(tile) + ": m and n must be multiples of " +
+                                std::to_string(kBlock) + " and k of " + std::to_string(kDepth) +
+                                ", up to 1024, and c_buffers 1 or 2");
   }
 }
 
@@ -189,10 +189,9 @@ int64_t GemmPlan::c_tile(int column, int core_row, int64_t i, int64_t j) const {
 
 namespace {
 
-// Position of an element in a tile: a grid of micro-tiles, `across` of them in a row.
-int64_t InTile(int64_t row, int64_t col, int height, int width, int64_t across) {
-  return ((row / height) * across + col / width) * height * width + row % height * width +
-         col % width;
+int64_t InTile(int micro_rows, int micro_columns, int columns, int64_t row, int64_t column) {
+  return packed_gemm::OffsetInTile(micro_rows, micro_columns, columns, static_cast<int>(row),
+                                   static_cast<int>(column));
 }
 
 }  // namespace
@@ -200,20 +199,20 @@ int64_t InTile(int64_t row, int64_t col, int height, int width, int64_t across) 
 int64_t GemmPlan::a_element(int64_t row, int64_t at) const {
   const int64_t block = row / tile.m;
   return a_tile(static_cast<int>(block % kCoreRows), block / kCoreRows, at / tile.k) +
-         2 * InTile(row % tile.m, at % tile.k, micro.r, micro.s, tile.k / micro.s);
+         2 * InTile(micro.r, micro.s, tile.k, row % tile.m, at % tile.k);
 }
 
 int64_t GemmPlan::b_element(int64_t at, int64_t col) const {
   const int64_t block = col / tile.n;
   return b_tile(static_cast<int>(block % columns), block / columns, at / tile.k) +
-         2 * InTile(at % tile.k, col % tile.n, micro.s, micro.t, tile.n / micro.t);
+         2 * InTile(micro.s, micro.t, tile.n, at % tile.k, col % tile.n);
 }
 
 int64_t GemmPlan::c_element(int64_t row, int64_t col) const {
   const int64_t row_block = row / tile.m, col_block = col / tile.n;
   return c_tile(static_cast<int>(col_block % columns), static_cast<int>(row_block % kCoreRows),
                 row_block / kCoreRows, col_block / columns) +
-         c_item() * InTile(row % tile.m, col % tile.n, micro.r, micro.t, tile.n / micro.t);
+         c_item() * InTile(micro.r, micro.t, tile.n, row % tile.m, col % tile.n);
 }
 
 const std::vector<Tile>& Tiles(Arch) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "micro_tiles.h"
 #include "txn.h"
 
 namespace jax_xdna {
@@ -31,9 +32,7 @@ struct Tile {
 };
 bool operator==(const Tile& a, const Tile& b);
 
-struct MicroTile {
-  int r = 0, s = 0, t = 0;
-};
+using packed_gemm::MicroTile;
 
 enum class Buffer { kA = 0, kB = 1, kC = 2 };  // the stream's arguments
 
@@ -106,7 +105,7 @@ struct GemmPlan {
   int64_t m = 0, k = 0, n = 0;  // as asked for
   bool transposed = false;
   Tile tile;
-  MicroTile micro;
+  MicroTile micro = {};
   int columns = 0;  // of cores
 
   int64_t rows = 0, depth = 0, cols = 0;                  // of P, padded

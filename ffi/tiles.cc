@@ -22,7 +22,7 @@ void CheckTileShape(const TileShape& s, bool result) {
   const int64_t mr = s.micro_rows, mc = s.micro_columns;
   need(mc == 4 || mc == 8, "micro_columns", mc, "4 or 8");
   if (result) {
-    need(mr == mc, "micro_rows", mr, "the same as micro_columns");
+    need(mr == 4 || (mr == 8 && mc == 8), "micro_rows", mr, "4, or 8 with micro_columns 8");
   } else if (mc == 4) {
     need(mr == 8, "micro_rows", mr, "8 with micro_columns 4");
   } else {

@@ -9,8 +9,8 @@
 
 namespace jax_xdna {
 
-// Sizes in elements. `rows` and `columns` are multiples of 8 and of the micro-tile's, which is 1,
-// 2, 4 or 8 rows of 4 or 8 columns (one row: the tile is row-major).
+// Sizes in elements; `rows` and `columns` are multiples of 8. The micro-tiles of operands are 4×8,
+// 8×4 or 8×8, or 1×8 for a row-major tile; those of C 4×4, 4×8 or 8×8.
 struct TileShape {
   int64_t rows;
   int64_t columns;

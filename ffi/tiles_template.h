@@ -186,14 +186,21 @@ void UnpackTilesOf(const float* const* in, const TileShape& s, int64_t count, in
   }
 }
 
+template <int MR, int MC>
+void UnpackTilesTo(const float* const* in, const TileShape& s, int64_t count, int64_t rows,
+                   int64_t columns, float* out, int64_t stride, bool stream) {
+  (stream ? UnpackTilesOf<MR, MC, true> : UnpackTilesOf<MR, MC, false>)(in, s, count, rows, columns,
+                                                                        out, stride);
+}
+
 void UnpackTilesHere(const float* const* in, const TileShape& s, int64_t count, int64_t rows,
                      int64_t columns, float* out, int64_t stride, bool stream) {
   // A store past the cache must be aligned.
   stream = stream && reinterpret_cast<uintptr_t>(out) % 16 == 0 && stride % 4 == 0;
-  const auto unpack = s.micro_columns == 8
-                          ? (stream ? UnpackTilesOf<8, 8, true> : UnpackTilesOf<8, 8, false>)
-                          : (stream ? UnpackTilesOf<4, 4, true> : UnpackTilesOf<4, 4, false>);
-  unpack(in, s, count, rows, columns, out, stride);
+  const auto unpack = s.micro_columns == 4 ? UnpackTilesTo<4, 4>
+                      : s.micro_rows == 4  ? UnpackTilesTo<4, 8>
+                                           : UnpackTilesTo<8, 8>;
+  unpack(in, s, count, rows, columns, out, stride, stream);
 }
 
 }  // namespace

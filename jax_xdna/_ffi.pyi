@@ -124,7 +124,7 @@ def unpack_tiles(
 ) -> None:
     """Writes float32 tiles, in the order of `pack_tiles`, to the row-major `matrix`.
 
-    The micro-tile is 4×4 or 8×8. `stream` bypasses the cache, for results that do not fit in it.
+    The micro-tile is 4×4, 4×8 or 8×8. `stream` bypasses the cache, for results that do not fit.
     Raises ValueError like `pack_tiles`.
     """
 

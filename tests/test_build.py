@@ -266,4 +266,4 @@ def test_command_line(tmp_path, capsys):
     assert build.main(["--arch", "npu1", "--tile", "128", "128", "128", "2"]) == 1
     assert "L1 needs" in capsys.readouterr().err
     assert build.main(["--arch", "npu1", "--tile", "64", "40", "48", "2"]) == 1
-    assert "tile k 40: the kernel takes multiples of 32" in capsys.readouterr().err
+    assert "tile 64x40x48: m and n must be multiples of 16 and k of 32" in capsys.readouterr().err

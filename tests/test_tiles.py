@@ -41,7 +41,7 @@ def test_operands(shape, tile, transposed, dtype):
 
 
 @pytest.mark.parametrize("shape", [(128, 192), (100, 77), (3, 5)])
-@pytest.mark.parametrize("tile", [(64, 48, 4, 4), (64, 48, 8, 8)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 48, 4, 4), (64, 48, 4, 8), (64, 48, 8, 8)], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_results(shape, tile, stream):
     matrix = special(shape)

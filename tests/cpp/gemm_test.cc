@@ -375,9 +375,8 @@ TEST_CASE("packing into tiles stays inside its arrays and gives each element its
 
 TEST_CASE("tiles of a result go back to their rows, and nowhere else") {
   for (const Isa* isa : UsableIsas()) {
-    for (const int64_t micro : {4, 8}) {
+    for (const TileShape& t : {TileShape{16, 24, 4, 4}, {16, 24, 4, 8}, {16, 24, 8, 8}}) {
       for (const bool stream : {false, true}) {
-        const TileShape t = {16, 24, micro, micro};
         const int64_t rows = 11, columns = 53, across = 3;
         std::vector<float> packed(across * t.rows * t.columns), matrix(rows * columns, -1.0f);
         for (size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<float>(i);
@@ -389,9 +388,11 @@ TEST_CASE("tiles of a result go back to their rows, and nowhere else") {
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < columns; ++c) {
             const int64_t v = c % t.columns;
-            const int64_t block = r / micro * (t.columns / micro) + v / micro;
-            const int64_t at = c / t.columns * t.rows * t.columns + block * micro * micro +
-                               r % micro * micro + v % micro;
+            const int64_t block =
+                r / t.micro_rows * (t.columns / t.micro_columns) + v / t.micro_columns;
+            const int64_t at = c / t.columns * t.rows * t.columns +
+                               block * t.micro_rows * t.micro_columns +
+                               r % t.micro_rows * t.micro_columns + v % t.micro_columns;
             wrong += matrix[r * columns + c] != packed[at];
           }
         }

@@ -186,10 +186,10 @@ TEST_CASE("lanes send tiles in the order of the cores; queues and descriptors ar
         PlanGemm(arch, upto(9000), upto(200), upto(9000), Numerics::kBF16, nullptr, c_dtype));
   }
   // Both loops long; more than 256 repeats; one side only.
-  const Tile tile{16, 8, 16, 2};
-  CheckOrder(PlanGemm(Arch::kNpu1, 64 * 20, 8, 64 * 300, Numerics::kBF16, &tile));
-  CheckOrder(PlanGemm(Arch::kNpu1, 64 * 530, 8, 64 * 7, Numerics::kBF16, &tile));
-  CheckOrder(PlanGemm(Arch::kNpu2, 64, 8, 128 * 1300, Numerics::kBF16, &tile));
+  const Tile tile{16, 32, 16, 2};
+  CheckOrder(PlanGemm(Arch::kNpu1, 64 * 20, 32, 64 * 300, Numerics::kBF16, &tile));
+  CheckOrder(PlanGemm(Arch::kNpu1, 64 * 530, 32, 64 * 7, Numerics::kBF16, &tile));
+  CheckOrder(PlanGemm(Arch::kNpu2, 64, 32, 128 * 1300, Numerics::kBF16, &tile));
 }
 
 TEST_CASE("a lane of A held in L2, or in a ring there, gives the cores the same tiles") {
@@ -217,9 +217,9 @@ TEST_CASE("a lane of A held in L2, or in a ring there, gives the cores the same 
 TEST_CASE("elements fill the packed buffers, each once") {
   for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
     for (const Numerics numerics : {Numerics::kBF16, Numerics::kBFP16}) {
-      const Tile tile{32, 16, 16, 1};
+      const Tile tile{32, 32, 16, 1};
       const DType c_dtype = numerics == Numerics::kBF16 ? DType::kF32 : DType::kBF16;
-      const GemmPlan plan = PlanGemm(arch, 250, 30, 131, numerics, &tile, c_dtype);
+      const GemmPlan plan = PlanGemm(arch, 250, 60, 131, numerics, &tile, c_dtype);
       const auto check = [](int64_t bytes, int item, int64_t rows, int64_t cols, auto at) {
         std::vector<char> seen(static_cast<size_t>(bytes / item));
         for (int64_t r = 0; r < rows; ++r) {

@@ -80,8 +80,8 @@ def streams():
                     found[name] = plan["stream"]
         # Many pushes, with waits and descriptors used again, on both input lanes.
         for m, n in [(64 * 20, 64 * 300), (64 * 300, 64 * 20)]:
-            plan = _ffi.plan(arch, m, 8, n, numerics, (16, 8, 16, 2))
-            found[f"{arch}_{numerics}_long_{m}x8x{n}"] = plan["stream"]
+            plan = _ffi.plan(arch, m, 32, n, numerics, (16, 32, 16, 2))
+            found[f"{arch}_{numerics}_long_{m}x32x{n}"] = plan["stream"]
     return found
 
 

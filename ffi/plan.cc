@@ -40,7 +40,14 @@ std::string Name(const Tile& tile) {
 }
 
 MicroTile MicroTileOf(Arch arch, Numerics numerics) {
-  if (arch == Arch::kNpu1) return packed_gemm::kAie2;
+  if (arch == Arch::kNpu1) {
+    if (numerics != Numerics::kBF16) {
+      throw std::invalid_argument(
+          "numerics bfp16 needs npu2's block floating point datapath (AIE2P), the limit of npu1's "
+          "cores (AIE2) is bf16");
+    }
+    return packed_gemm::kAie2;
+  }
   return numerics == Numerics::kBF16 ? packed_gemm::kAie2p : packed_gemm::kAie2pBfp16;
 }
 
@@ -101,12 +108,13 @@ void ChooseFeed(GemmPlan& plan) {
 
 // Padded sizes, buffers and loop order.
 GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
-                const Tile& tile, bool resident, bool transposed) {
+                Power power, const Tile& tile, bool resident, bool transposed) {
   CheckTile(tile);
   GemmPlan plan;
   plan.arch = arch;
   plan.numerics = numerics;
   plan.c_dtype = c_dtype;
+  plan.power = power;
   plan.m = m;
   plan.k = k;
   plan.n = n;
@@ -141,7 +149,7 @@ GemmPlan Layout(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, D
 
 // Padded sizes and prediction: all that the search compares.
 GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DType c_dtype,
-              bool resident, const Tile* tile) {
+              Power power, bool resident, const Tile* tile) {
   if (m < 1 || k < 1 || n < 1) {
     throw std::invalid_argument("M, K and N must be at least 1, got " + std::to_string(m) + ", " +
                                 std::to_string(k) + ", " + std::to_string(n));
@@ -153,7 +161,8 @@ GemmPlan Best(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, DTy
   for (const Tile& candidate : tiles) {
     for (const bool transposed : {false, true}) {
       try {
-        GemmPlan plan = Layout(arch, m, k, n, numerics, c_dtype, candidate, resident, transposed);
+        GemmPlan plan =
+            Layout(arch, m, k, n, numerics, c_dtype, power, candidate, resident, transposed);
         plan.predicted = Predict(plan);
         if (best.columns == 0 || plan.predicted.total < best.predicted.total) {
           best = std::move(plan);
@@ -221,23 +230,23 @@ const std::vector<Tile>& Tiles(Arch) {
 }
 
 GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics, const Tile* tile,
-                  DType c_dtype, bool resident) {
-  GemmPlan plan = Best(arch, m, k, n, numerics, c_dtype, resident, tile);
+                  DType c_dtype, bool resident, Power power) {
+  GemmPlan plan = Best(arch, m, k, n, numerics, c_dtype, power, resident, tile);
   BuildSteps(plan);
   ChooseChunks(plan);
   return plan;
 }
 
 Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics, DType c_dtype,
-              bool resident) {
+              bool resident, Power power) {
   const Tile* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : Tiles(arch)) {
     double total = 0;
     for (const GemmShape& shape : shapes) {
-      total +=
-          static_cast<double>(shape.calls) *
-          Best(arch, shape.m, shape.k, shape.n, numerics, c_dtype, resident, &tile).predicted.total;
+      total += static_cast<double>(shape.calls) *
+               Best(arch, shape.m, shape.k, shape.n, numerics, c_dtype, power, resident, &tile)
+                   .predicted.total;
     }
     if (total < least) {
       least = total;

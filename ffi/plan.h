@@ -89,6 +89,9 @@ struct Chunk {
   int64_t size = 0;
 };
 
+// The NPU's power mode (xrt-smi configure --pmode), for predictions.
+enum class Power { kTurbo, kDefault };
+
 // How A gets from DRAM to the cores.
 enum class Feed {
   kFifo,  // through two tiles of L2, from DRAM for every pass of the cores
@@ -102,6 +105,7 @@ struct GemmPlan {
   Arch arch = Arch::kNpu1;
   Numerics numerics = Numerics::kBF16;
   DType c_dtype = DType::kF32;  // in which C leaves the cores
+  Power power = Power::kTurbo;
   int64_t m = 0, k = 0, n = 0;  // as asked for
   bool transposed = false;
   Tile tile;
@@ -146,7 +150,8 @@ const std::vector<Tile>& Tiles(Arch arch);
 // `resident` is the second kind of design, which keeps A in L2; it has not run on hardware.
 // Throws std::invalid_argument naming the limit and its value when the hardware cannot do it.
 GemmPlan PlanGemm(Arch arch, int64_t m, int64_t k, int64_t n, Numerics numerics,
-                  const Tile* tile = nullptr, DType c_dtype = DType::kF32, bool resident = false);
+                  const Tile* tile = nullptr, DType c_dtype = DType::kF32, bool resident = false,
+                  Power power = Power::kTurbo);
 
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
@@ -154,6 +159,6 @@ struct GemmShape {
 };
 // The tile with which a program of these products is predicted to run fastest.
 Tile BestTile(Arch arch, const std::vector<GemmShape>& shapes, Numerics numerics,
-              DType c_dtype = DType::kF32, bool resident = false);
+              DType c_dtype = DType::kF32, bool resident = false, Power power = Power::kTurbo);
 
 }  // namespace jax_xdna

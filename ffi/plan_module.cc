@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -48,6 +49,9 @@ Numerics ToNumerics(const std::string& name) {
 }
 DType ToDType(const std::string& name) {
   return Choose("result", name, "f32", DType::kF32, "bf16", DType::kBF16);
+}
+Power ToPower(const std::string& name) {
+  return Choose("power", name, "turbo", Power::kTurbo, "default", Power::kDefault);
 }
 Direction ToDirection(const std::string& name) {
   return Choose("direction", name, "S2MM", Direction::kS2mm, "MM2S", Direction::kMm2s);
@@ -96,13 +100,25 @@ nb::dict StepDict(const Step& step) {
   return d;
 }
 
+nb::dict SecondsDict(const Prediction& predicted) {
+  nb::dict d;
+  d["dispatch"] = predicted.dispatch;
+  d["compute"] = predicted.compute;
+  d["dram"] = predicted.dram;
+  d["lanes"] = predicted.lanes;
+  d["edges"] = predicted.edges;
+  d["total"] = predicted.total;
+  return d;
+}
+
 nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
                   const std::string& numerics, const std::optional<TileTuple>& wanted,
-                  const std::string& result, bool resident) {
+                  const std::string& result, bool resident, const std::string& power) {
   Tile tile;
   if (wanted) std::tie(tile.m, tile.k, tile.n, tile.c_buffers) = *wanted;
-  const GemmPlan plan = PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics),
-                                 wanted ? &tile : nullptr, ToDType(result), resident);
+  const GemmPlan plan =
+      PlanGemm(ToArch(arch), m, k, n, ToNumerics(numerics), wanted ? &tile : nullptr,
+               ToDType(result), resident, ToPower(power));
   nb::dict d;
   d["arch"] = arch;
   d["numerics"] = numerics;
@@ -123,14 +139,7 @@ nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
   d["l1_bytes"] = plan.l1_bytes;
   d["l2_bytes"] = plan.l2_bytes;
   d["useful_share"] = plan.useful_share();
-  nb::dict seconds;
-  seconds["dispatch"] = plan.predicted.dispatch;
-  seconds["compute"] = plan.predicted.compute;
-  seconds["dram"] = plan.predicted.dram;
-  seconds["lanes"] = plan.predicted.lanes;
-  seconds["edges"] = plan.predicted.edges;
-  seconds["total"] = plan.predicted.total;
-  d["seconds"] = seconds;
+  d["seconds"] = SecondsDict(plan.predicted);
   d["dram_bytes"] = plan.predicted.dram_bytes;
   d["chunks_along"] = plan.chunks_along_rows != plan.transposed ? "m" : "n";
   nb::list chunks, steps;
@@ -143,18 +152,41 @@ nb::dict PlanDict(const std::string& arch, int64_t m, int64_t k, int64_t n,
 }
 
 TileTuple BestTileTuple(const std::string& arch, const std::vector<ShapeTuple>& shapes,
-                        const std::string& numerics, const std::string& result, bool resident) {
+                        const std::string& numerics, const std::string& result, bool resident,
+                        const std::string& power) {
   std::vector<GemmShape> list;
   for (const auto& [m, k, n, calls] : shapes) list.push_back({m, k, n, calls});
-  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics), ToDType(result), resident));
+  return ToTuple(BestTile(ToArch(arch), list, ToNumerics(numerics), ToDType(result), resident,
+                          ToPower(power)));
 }
 
-nb::dict ConstantDict(const std::string& arch, const std::string& numerics) {
+nb::dict ConstantDict(const std::string& arch, const std::string& numerics,
+                      const std::string& power) {
   nb::dict d;
-  for (const ModelConstant& c : ModelConstants(ToArch(arch), ToNumerics(numerics))) {
+  for (const ModelConstant& c :
+       ModelConstants(ToArch(arch), ToNumerics(numerics), ToPower(power))) {
     d[c.name.c_str()] = nb::make_tuple(c.value, c.source);
   }
   return d;
+}
+
+// The model on another's design. Sizes of a tile and of the array, in the words of plan.h.
+nb::dict PredictDesign(const std::tuple<int64_t, int64_t, int64_t>& tiles,
+                       const std::tuple<int, int, int, int>& tile,
+                       const std::tuple<int, int>& array, const std::tuple<double, double>& items,
+                       const std::tuple<double, double, double>& bytes,
+                       const std::tuple<double, double, double, double>& rates, bool rounds) {
+  Workload work;
+  std::tie(work.row_tiles, work.depth_tiles, work.col_tiles) = tiles;
+  std::tie(work.m, work.k, work.n, work.c_buffers) = tile;
+  std::tie(work.core_rows, work.columns) = array;
+  std::tie(work.b_item, work.c_item) = items;
+  work.rounds_c = rounds;
+  std::tie(work.a_bytes, work.b_bytes, work.c_bytes) = bytes;
+  work.first_bytes = std::max(2 * work.m * work.k, work.b_item * work.k * work.n);
+  Rates machine;
+  std::tie(machine.clock, machine.dram_bandwidth, machine.dispatch, machine.macs_per_cycle) = rates;
+  return SecondsDict(Predict(work, machine));
 }
 
 nb::dict OpDict(const TxnOp& op) {
@@ -239,10 +271,14 @@ std::vector<std::string> DescribeStream(const nb::bytes& stream) {
 void BindPlan(nb::module_& m) {
   m.def("plan", &PlanDict, nb::arg("arch"), nb::arg("m"), nb::arg("k"), nb::arg("n"),
         nb::arg("numerics") = "bf16", nb::arg("tile") = nb::none(), nb::arg("result") = "f32",
-        nb::arg("resident") = false);
+        nb::arg("resident") = false, nb::arg("power") = "turbo");
   m.def("best_tile", &BestTileTuple, nb::arg("arch"), nb::arg("shapes"),
-        nb::arg("numerics") = "bf16", nb::arg("result") = "f32", nb::arg("resident") = false);
-  m.def("model_constants", &ConstantDict, nb::arg("arch"), nb::arg("numerics") = "bf16");
+        nb::arg("numerics") = "bf16", nb::arg("result") = "f32", nb::arg("resident") = false,
+        nb::arg("power") = "turbo");
+  m.def("model_constants", &ConstantDict, nb::arg("arch"), nb::arg("numerics") = "bf16",
+        nb::arg("power") = "turbo");
+  m.def("predict_design", &PredictDesign, nb::kw_only(), nb::arg("tiles"), nb::arg("tile"),
+        nb::arg("array"), nb::arg("items"), nb::arg("bytes"), nb::arg("rates"), nb::arg("rounds"));
   m.def("encode_stream", &Encode, nb::arg("arch"), nb::arg("ops"));
   m.def("decode_stream", &Decode, nb::arg("stream"));
   m.def("describe_stream", &DescribeStream, nb::arg("stream"));

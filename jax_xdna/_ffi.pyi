@@ -50,12 +50,14 @@ def plan(
     tile: tuple[int, int, int, int] | None = None,
     result: str = "f32",
     resident: bool = False,
+    power: str = "turbo",
 ) -> dict[str, Any]:
     """How the NPU computes an (m, k) by (k, n) product in the least predicted time.
 
     arch is "npu1" or "npu2", numerics "bf16" or "bfp16". tile (m, k, n, C buffers in L1) restricts
     the choice to one design; switching designs between products costs milliseconds. result, "f32"
-    or "bf16", is the dtype in which C leaves the cores. resident plans for the second kind of
+    or "bf16", is the dtype in which C leaves the cores. power, "turbo" or "default", is the NPU's
+    power mode, for the predictions. resident plans for the second kind of
     design, which keeps A in L2 and has not run on hardware.
 
     The product that runs is L · R, padded: (A, B), or (Bᵀ, Aᵀ) when transposed. Keys: arch,
@@ -75,11 +77,32 @@ def best_tile(
     numerics: str = "bf16",
     result: str = "f32",
     resident: bool = False,
+    power: str = "turbo",
 ) -> tuple[int, int, int, int]:
     """The tile with which products (m, k, n, calls) are predicted to run fastest together."""
 
-def model_constants(arch: str, numerics: str = "bf16") -> dict[str, tuple[float, str]]:
+def model_constants(
+    arch: str, numerics: str = "bf16", power: str = "turbo"
+) -> dict[str, tuple[float, str]]:
     """Constants of the time model in SI units, each with its source."""
+
+def predict_design(
+    *,
+    tiles: tuple[int, int, int],
+    tile: tuple[int, int, int, int],
+    array: tuple[int, int],
+    items: tuple[float, float],
+    bytes: tuple[float, float, float],
+    rates: tuple[float, float, float, float],
+    rounds: bool,
+) -> dict[str, float]:
+    """The time model on another's design: seconds, with the keys of a plan's.
+
+    tiles: of one core (rows, depth, columns); tile: m, k, n, C buffers; array: rows and columns of
+    cores; items: bytes of an element of B and of C; bytes: of A, B and C that pass DRAM, repeats
+    included; rates: clock in Hz, DRAM bandwidth in bytes/s, dispatch in s, multiply-adds a cycle of
+    one core; rounds: a core rounds C out of an f32 tile of its own.
+    """
 
 def encode_stream(arch: str, ops: list[dict[str, Any]]) -> bytes:
     """The instruction stream of these operations, in the form that decode_stream gives."""

@@ -262,7 +262,7 @@ def test_command_line(tmp_path, capsys):
     assert build.main(arguments) == 0
     build.check_design(target.read_text(), plan_of("npu1"))
     assert build.main(["--arch", "npu1", "--numerics", "bfp16"]) == 1
-    assert "npu1 has no bfp16 datapath" in capsys.readouterr().err
+    assert "bfp16 needs npu2's block floating point datapath" in capsys.readouterr().err
     assert build.main(["--arch", "npu1", "--tile", "128", "128", "128", "2"]) == 1
     assert "L1 needs" in capsys.readouterr().err
     assert build.main(["--arch", "npu1", "--tile", "64", "40", "48", "2"]) == 1

@@ -88,6 +88,7 @@ def test_prediction_adds_up(m, k, n, resident):
     [
         (("npu3", 1, 1, 1), 'arch must be "npu1" or "npu2", got "npu3"'),
         (("npu1", 1, 1, 1, "fp8"), 'numerics must be "bf16" or "bfp16", got "fp8"'),
+        (("npu1", 64, 64, 64, "bfp16"), "bfp16 needs npu2.*the limit of npu1's cores.* is bf16"),
         (("npu1", 4, 0, 4), "M, K and N must be at least 1, got 4, 0, 4"),
         (("npu1", 64, 64, 64, "bf16", (64, 64, 64, 2)), "L1 needs 68884 bytes, the limit is 65536"),
         (("npu1", 200000, 64, 200000), "packed C.*the limit is"),

@@ -217,6 +217,7 @@ TEST_CASE("a lane of A held in L2, or in a ring there, gives the cores the same 
 TEST_CASE("elements fill the packed buffers, each once") {
   for (const Arch arch : {Arch::kNpu1, Arch::kNpu2}) {
     for (const Numerics numerics : {Numerics::kBF16, Numerics::kBFP16}) {
+      if (arch == Arch::kNpu1 && numerics == Numerics::kBFP16) continue;
       const Tile tile{32, 32, 16, 1};
       const DType c_dtype = numerics == Numerics::kBF16 ? DType::kF32 : DType::kBF16;
       const GemmPlan plan = PlanGemm(arch, 250, 60, 131, numerics, &tile, c_dtype);
@@ -258,8 +259,10 @@ TEST_CASE("elements lie in their tile, micro-tile by micro-tile") {
 TEST_CASE("chunks cover the product and no dispatch looks hung") {
   std::mt19937 random(5);
   for (int trial = 0; trial < 200; ++trial) {
-    const GemmPlan plan = PlanGemm(trial % 2 == 0 ? Arch::kNpu1 : Arch::kNpu2, random() % 4000 + 1,
-                                   random() % 4000 + 1, random() % 4000 + 1, Numerics::kBFP16);
+    const bool npu1 = trial % 2 == 0;
+    const GemmPlan plan =
+        PlanGemm(npu1 ? Arch::kNpu1 : Arch::kNpu2, random() % 4000 + 1, random() % 4000 + 1,
+                 random() % 4000 + 1, npu1 ? Numerics::kBF16 : Numerics::kBFP16);
     const bool of_m = plan.chunks_along_rows != plan.transposed;
     int64_t next = 0;
     for (const Chunk& chunk : plan.chunks) {

@@ -50,11 +50,15 @@ _SETTINGS = {f.name: f.type for f in dataclasses.fields(Config) if f.name != "dr
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file at once: a reader, also after a crash, sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # On a full disk what is left would be in the way.
+        raise
 
 
 def save_params(folder: Path, config: Config, params: Mapping[str, Any]) -> None:

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 import jax_xdna
 
 from . import checkpoint, report, train
-from .errors import UserError
+from .errors import UserError, WriteError
 from .follow import follow, initial_state, prepare_together
 from .generate import generate
 from .gpt2 import GPT2
@@ -24,7 +27,7 @@ from .join import join
 from .options import parse, parse_policy
 from .prepare import Run
 from .processes import Processes
-from .rundir import METRICS, OPTIONS
+from .rundir import METRICS, OPTIONS, TOKENIZER
 from .tokenizer import printable
 from .trainer import Trainer
 
@@ -64,9 +67,14 @@ def execute(run: Run, processes: Processes) -> int:
         return jax_xdna.offload(fn, policy=policy, device=options.device)
 
     def save(state: train.State) -> None:
-        state = processes.local(state)
-        folder.save_state(state, run.identity())
-        checkpoint.save_params(folder.path, run.config, state.params)
+        # A copy: the next step works in the memory of `state` while this one is written.
+        copy = jax.tree.map(np.array, processes.local(state))
+
+        def write() -> None:
+            folder.save_state(copy, identity)
+            checkpoint.save_params(folder.path, run.config, copy.params)
+
+        folder.write_later(f"step {int(copy.step)}", write)
 
     def stopped() -> bool:
         return processes.any(interrupt.requested)
@@ -81,6 +89,7 @@ def execute(run: Run, processes: Processes) -> int:
         with interrupt.handled():
             follow(run, trainer, reference, state, stopped)
         return 0
+    identity = run.identity()
     share, flops = offloaded_share(trainer, state, policy, options.device)
     describe(run, share, flops, start, processes)
 
@@ -93,7 +102,9 @@ def execute(run: Run, processes: Processes) -> int:
                 folder.append_metrics(row)
                 display.show(row)
 
+            folder.warn = lambda text: display.note(f"warning: {text}")
             outcome = trainer.run(state, log, save, stopped)
+        folder.wait()
         seconds = time.perf_counter() - began
         step = int(outcome.state.step)
         if step < options.steps:
@@ -118,7 +129,6 @@ def execute(run: Run, processes: Processes) -> int:
         fp32_rows = compare(run, reference(), rows, summary, stopped) if options.compare else []
     report.plot_losses(folder.path / "loss.png", rows, fp32_rows)
     folder.write_json(SUMMARY, summary)
-    folder.close()
     names = (checkpoint.WEIGHTS, checkpoint.CONFIG, METRICS, "loss.png", SUMMARY)
     print(f"\nSaved in {folder.path}: {', '.join(names)}")
     print(f'More text: python -m models.generate {folder.path} --prompt "…"')
@@ -132,6 +142,10 @@ def begin(run: Run, trainer: Trainer) -> train.State:
     def saved_or_new() -> train.State:
         state = initial_state(run, trainer)
         if processes.leads:
+            folder.keep = run.options.keep
+            folder.lock()
+            if folder.has(OPTIONS) and not run.options.resume:
+                raise UserError(f"--out {folder.path}: another process has just begun a run there")
             resumed = run.options.resume and folder.has_state()
             if resumed:
                 state = folder.load_state(state, run.identity())
@@ -142,16 +156,13 @@ def begin(run: Run, trainer: Trainer) -> train.State:
 
 
 def begin_folder(run: Run, step: int | None) -> None:
-    """Makes the folder, or drops log rows after the step that is resumed from."""
+    """Fills the folder, or drops log rows after the step that is resumed from."""
     path = run.folder.path
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be made: {error.strerror}") from error
     run.folder.write_json(OPTIONS, run.options.stored())
     checkpoint.save_config(path, run.config, run.tokenizer.end)
-    checkpoint.write_atomically(path / "tokenizer.json", run.tokenizer.to_json().encode())
-    run.folder.cut_metrics(-1 if step is None else step)
+    checkpoint.write_atomically(path / TOKENIZER, run.tokenizer.to_json().encode())
+    # From step 0, too, the loop writes all rows, as it evaluates first.
+    run.folder.cut_metrics(step or -1)
 
 
 def offloaded_share(
@@ -253,8 +264,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         processes = join(parse(argv))
         with processes.ending_together():
-            return execute(prepare_together(argv, processes), processes)
-    except UserError as error:
+            run = prepare_together(argv, processes)
+            with contextlib.closing(run.folder):
+                return execute(run, processes)
+    except (UserError, WriteError) as error:
         print(f"models.finetune: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -34,6 +34,7 @@ class Options:
     seed: int = 1
     eval_every: int = 100
     save_every: int = 350
+    keep: int = 2
     device: str | None = None
     policy: str = "threshold:256"
     compare: bool = False
@@ -85,14 +86,14 @@ PER_PROCESS = {"coordinator", "num_processes", "process_id", "peer_timeout"}
 # What a resumed run may change: they leave the steps already made as they were.
 # (Other text behind --data is noticed by its tokens.)
 MAY_CHANGE = {
-    *("data", "out", "steps", "eval_every", "save_every"),
+    *("data", "out", "steps", "eval_every", "save_every", "keep"),
     *("device", "policy", "compare", "resume"),
     *PER_PROCESS,
 }
 
 _MINIMUM = {
     **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum"), 1),
-    **dict.fromkeys(("eval_every", "save_every", "num_processes", "peer_timeout"), 1),
+    **dict.fromkeys(("eval_every", "save_every", "keep", "num_processes", "peer_timeout"), 1),
     **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout"), 0),
 }
 
@@ -149,6 +150,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--seed", type=int, help=f"weights, data order and dropout; default {d.seed}")
     how.add_argument("--eval-every", type=int, metavar="N", help=f"default {d.eval_every} steps")
     how.add_argument("--save-every", type=int, metavar="N", help=f"default {d.save_every} steps")
+    how.add_argument(
+        "--keep", type=int, metavar="N", help=f"checkpoints; default {d.keep}, the last"
+    )
     where = p.add_argument_group("where its matrix products run")
     where.add_argument("--device", help="see python -m jax_xdna; default: XDNA_DEVICE or the first")
     where.add_argument(

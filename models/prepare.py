@@ -15,7 +15,7 @@ from . import checkpoint, data, hub, tokenizer
 from .errors import UserError
 from .gpt2 import GPT2, PRESETS, Config
 from .options import Options, merge, parse
-from .rundir import OPTIONS, RunDir
+from .rundir import OPTIONS, TOKENIZER, RunDir
 
 RUNS = Path("runs")
 
@@ -52,7 +52,9 @@ def prepare(argv: list[str] | None) -> Run:
         context = checkpoint.load_config(source).n_positions
         options = dataclasses.replace(options, block_size=min(options.block, context))
     spec = options.tokenizer or (str(source) if source else "bytes")
-    tokens = tokenizer.load(str(folder.path) if options.resume else spec)
+    if options.resume and folder.has(TOKENIZER):
+        spec = str(folder.path)
+    tokens = tokenizer.load(spec)
     config = _config(options, source, tokens)
     corpus = data.build(
         data.find_files(options.data) if options.data else data.stdlib_files(), tokens
@@ -81,7 +83,8 @@ def _folder(given: dict[str, Any]) -> RunDir:
         return RunDir(runs[-1].parent)
     if "out" in given:
         path = Path(given["out"])
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        # Hidden files may be there already: those of a run that was killed as it began.
+        if path.exists() and (not path.is_dir() or any(path.glob("[!.]*"))):
             raise UserError(
                 f"--out {path} exists and is not empty: continue that run with --resume, or name "
                 "another folder"

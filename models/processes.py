@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .errors import UserError
+from .errors import UserError, WriteError
 
 T = TypeVar("T")
 
@@ -163,6 +163,9 @@ class Processes:
             yield
         except UserError:
             raise
+        except WriteError as error:
+            print(f"models.finetune: error: {error}", file=sys.stderr, flush=True)
+            os._exit(2)
         except KeyboardInterrupt:
             os._exit(130)
         except jax.errors.JaxRuntimeError as error:

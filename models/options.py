@@ -204,7 +204,9 @@ def parser() -> argparse.ArgumentParser:
     where = p.add_argument_group("where its matrix products run")
     where.add_argument("--device", help="see python -m jax_xdna; default: XDNA_DEVICE or the first")
     where.add_argument(
-        "--policy", help=f"threshold[:N], always or never; default {d.policy} (mean size)"
+        "--policy",
+        help="threshold[:N] (mean size), cost-model:npu1, cost-model:npu2, always, never; default "
+        f"{d.policy}",
     )
     where.add_argument(
         "--compare", action="store_true", help="train again on plain fp32 XLA and compare"
@@ -255,15 +257,17 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> jax_xdna.Policy:
-    """The policy of "threshold", "threshold:N", "always" or "never"."""
-    name, colon, size = text.partition(":")
-    if name == "threshold" and (size.isdecimal() or not colon):
-        return jax_xdna.Policy.threshold(*([int(size)] if colon else []))
+    """The policy of "threshold", "threshold:N", "cost-model:ARCH", "always" or "never"."""
+    name, colon, value = text.partition(":")
+    if name == "threshold" and (value.isdecimal() or not colon):
+        return jax_xdna.Policy.threshold(*([int(value)] if colon else []))
+    if name == "cost-model" and value in ("npu1", "npu2"):
+        return jax_xdna.Policy.cost_model(value)
     if text in ("always", "never"):
         return getattr(jax_xdna.Policy, text)()
     raise UserError(
         f"--policy is {text!r}; it must be threshold, threshold:N with a whole number N, "
-        "always or never"
+        "cost-model:npu1, cost-model:npu2, always or never"
     )
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import jax_xdna
 from benchmarks._measure import machine, paired_ratio, paired_times
 from jax_xdna import _jax_compat as compat
-from models import train
+from models import optimizers, train
 from models.gpt2 import GPT2, PRESETS
 
 TARGET = 1.3
@@ -40,8 +40,8 @@ Step = Callable[..., Any]
 
 def make_step(model: GPT2) -> tuple[Step, Any]:
     """A new step of the fine-tuner, which no cache knows, and the shapes of its state."""
-    schedule = train.schedule(1e-4, 10, 100)
-    tx = train.optimizer(schedule)
+    schedule = optimizers.schedule(1e-4, 10, 100)
+    tx = optimizers.optimizer(schedule)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
     def init(tokens: jax.Array) -> train.State:

@@ -37,7 +37,7 @@ import numpy as np
 
 import jax_xdna
 from benchmarks._measure import deny_amx, machine, paired_ratio
-from models import checkpoint, train
+from models import checkpoint, optimizers, train
 from models.gpt2 import GPT2, PRESETS, Config
 
 LEARNING_RATE = 3e-4
@@ -80,7 +80,7 @@ class Trained:
         if variant == "stock bf16":
             model = Narrow(model)
         rate = lambda step: jnp.float32(LEARNING_RATE)  # noqa: E731
-        tx = train.optimizer(LEARNING_RATE)
+        tx = optimizers.optimizer(LEARNING_RATE)
         step = train.make_train_step(model, tx, rate, seed=0)
         if variant == "offload":
             step = jax_xdna.offload(step)

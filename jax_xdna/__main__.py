@@ -99,4 +99,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["predict"]:
+        from ._predict import main as predict
+
+        sys.exit(predict(sys.argv[2:]))
     sys.exit(main())

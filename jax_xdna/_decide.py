@@ -10,6 +10,7 @@ from jax.extend.core.primitives import scan_p
 
 from . import _jax_compat as compat
 from . import _partition, _primitive, _shapes
+from ._cost import Cost
 from ._dot import result_dtype
 from ._policy import Dot
 from ._precision import too_precise
@@ -22,6 +23,7 @@ class Row(Dot):
 
     offloaded: bool
     reason: str
+    cost: Cost | None = None  # of one call, predicted: with Policy.cost_model
 
 
 class Scope(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _policy
+from ._cost import CostModel
 from ._decide import Row
 from ._mode import mode
 from ._rewrite import Rewriter
@@ -38,7 +40,9 @@ def explain(
 
     Returns:
       Rows with the attributes of a policy's `Dot` (source, name_stack, batch, m, k, n, layout,
-      dtypes, calls, flops: operations of all calls), `offloaded` and `reason`.
+      dtypes, calls, flops: operations of all calls), `offloaded` and `reason`. With
+      `Policy.cost_model` also `cost`, predicted for one call: cpu, npu and total seconds,
+      intensity, bound, useful_share; None for what the NPU cannot compute.
 
     Raises:
       TypeError, ValueError: as `offload`.
@@ -46,17 +50,25 @@ def explain(
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; explain takes a function")
     rewriter = Rewriter(_policy.check(policy), mode(device, numerics, rounding))
-    _, rows = rewriter.rewrite(trace(fn, args, kwargs).jaxpr)
+    _, found = rewriter.rewrite(trace(fn, args, kwargs).jaxpr)
+    rows = list(found)
+    if isinstance(policy, _policy.Policy) and isinstance(policy.rule, CostModel):
+        rows = [dataclasses.replace(row, cost=policy.rule.cost(row)) for row in rows]
     if print:
         sys.stdout.write(report(rows) + "\n")
-    return list(rows)
+    return rows
 
 
 def report(rows: Sequence[Row]) -> str:
     """The table that `explain` prints."""
     if not rows:
         return "no dots"
-    head = ("where", "name stack", "batch×M×K×N", "layout", "dtypes", "calls", "FLOPs", "on", "why")
+    predicted = any(row.cost for row in rows)
+    head = (
+        *("where", "name stack", "batch×M×K×N", "layout", "dtypes", "calls", "FLOPs"),
+        *(("CPU ms", "NPU ms", "FLOP/B", "bound", "useful") if predicted else ()),
+        *("on", "why"),
+    )
     body = [
         (
             row.source or "?",
@@ -66,6 +78,7 @@ def report(rows: Sequence[Row]) -> str:
             _dtypes(row),
             str(row.calls),
             si(row.flops),
+            *(_predicted(row) if predicted else ()),
             "device" if row.offloaded else "CPU",
             row.reason,
         )
@@ -75,10 +88,17 @@ def report(rows: Sequence[Row]) -> str:
     taken = [row for row in rows if row.offloaded]
     share = sum(row.flops for row in taken) / total if total else 0.0
     return (
-        table(head, body, right=(5, 6))
+        table(head, body, right=(5, 6, 7, 8, 9, 11) if predicted else (5, 6))
         + f"\n{len(rows)} dots, {si(total)}FLOP in total; {len(taken)} dots with {share:.1%} of it "
         "go to the device"
     )
+
+
+def _predicted(row: Row) -> tuple[str, ...]:
+    if (cost := row.cost) is None:
+        return ("-",) * 5
+    times = (f"{1e3 * seconds:.3g}" for seconds in (cost.cpu, cost.total))
+    return (*times, f"{cost.intensity:.0f}", cost.bound, f"{cost.useful_share:.2f}")
 
 
 def _dtypes(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,6 +85,33 @@ class Policy:
             return True, f"mean size is at least {min_size}"
 
         return Policy(f"threshold({min_size})", rule)
+
+    @staticmethod
+    def cost_model(
+        arch: str,
+        numerics: str = "bf16",
+        power: str = "turbo",
+        cache: str | os.PathLike[str] | None = None,
+    ) -> Policy:
+        """Takes dots that are predicted to be faster through the NPU than by XLA on this CPU.
+
+        Packing and unpacking count. The NPU's time is the plan's prediction, the CPU's follows from
+        rates that are measured on this machine once, in about a second. `explain` shows the
+        predictions of each dot. Which device computes does not matter.
+
+        Args:
+          arch: "npu1" (Phoenix, Hawk Point) or "npu2" (Strix, Strix Halo, Krackan).
+          numerics: "bf16", or "bfp16" for the fast datapath of npu2.
+          power: "turbo", or "default" for an NPU left in the mode in which it starts.
+          cache: directory of the measured rates; default: jax-xdna in XDG_CACHE_HOME or ~/.cache.
+
+        Raises ValueError for another arch, numerics or power, and bfp16 on npu1.
+        """
+        from ._cost import CostModel
+        from ._host import host
+
+        rule = CostModel.of(host(cache), arch, numerics, power)
+        return Policy(f"cost_model({arch}, {numerics}, {power})", rule)
 
     @staticmethod
     def always() -> Policy:

@@ -171,8 +171,8 @@ def describe(run: Run, share: float, flops: int, start: int, processes: Processe
     source = f"from {o.init}" if o.init else f"{o.model or 'small'}, new weights"
     text = " ".join(o.data) if o.data else "the standard library of this Python"
     device = next(d for d in jax_xdna.devices() if o.device in (None, d.name))
-    per_step = f"{o.grad_accum * o.batch_size * o.block:,} tokens per step"
-    accumulated = f"{o.grad_accum} × " if o.grad_accum > 1 else ""
+    per_step = f"{o.tokens_per_step:,} tokens per step"
+    accumulated = f"{o.accumulation} × " if o.accumulation > 1 else ""
     shared = f"; on {processes.devices} devices" if processes.mesh else ""
     if processes.count > 1:
         shared += f" of {processes.count} processes"
@@ -182,7 +182,7 @@ def describe(run: Run, share: float, flops: int, start: int, processes: Processe
         f"data    {text}: {len(run.corpus.train):,} tokens, {len(run.corpus.validation):,} for "
         f"validation, {run.corpus.documents} documents\n"
         f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block}), "
-        f"peak lr {o.learning_rate:g}{shared}\n"
+        f"{o.optimizer}, peak lr {o.learning_rate:g} ({o.schedule}){shared}\n"
         f"device  {device.name} ({device.description}), policy {o.policy}: {share:.1%} of "
         f"{flops / 1e9:.3g} GFLOP per step\n"
         f"folder  {run.folder.path}",

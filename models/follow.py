@@ -14,7 +14,7 @@ import tokenizers
 from . import data, train
 from .errors import UserError
 from .gpt2 import GPT2, Config
-from .options import PER_PROCESS, Options, flag, parse
+from .options import PER_PROCESS, flag, from_stored, parse
 from .prepare import Run, prepare
 from .processes import Processes
 from .rundir import RunDir
@@ -58,16 +58,16 @@ def _told(run: Run) -> dict[str, Any]:
 
 
 def _take_over(told: dict[str, Any], given: dict[str, Any]) -> Run:
+    leaders = from_stored({**told["options"], "device": None})
     for name, value in given.items():
-        theirs = told["options"].get(name)
+        theirs = getattr(leaders, name)
         if name not in _OWN and value != theirs:
             theirs = "not given" if theirs is None else theirs
             raise UserError(
                 f"{flag(name)} is {value}, but {theirs} in process 0: start all processes with the "
                 "same flags"
             )
-    settings = {**told["options"], "data": tuple(told["options"]["data"]), "device": None}
-    options = dataclasses.replace(Options(**settings), **given)
+    options = dataclasses.replace(leaders, **given)
     config = Config(**told["model"])
     tokens = Tokenizer(tokenizers.Tokenizer.from_str(told["tokenizer"]), "of process 0")
     files = data.find_files(options.data) if options.data else data.stdlib_files()

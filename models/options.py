@@ -12,6 +12,7 @@ import jax_xdna
 
 from .errors import UserError
 from .gpt2 import PRESETS
+from .optimizers import BETAS, SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,16 @@ class Options:
     steps: int = 700
     batch_size: int = 16
     block_size: int | None = None
-    grad_accum: int = 1
+    grad_accum: int | None = None
+    total_batch: int | None = None
+    optimizer: str = "adamw"
+    betas: tuple[float, float] | None = None
     lr: float | None = None
+    min_lr: float | None = None
+    schedule: str = "cosine"
     warmup: int | None = None
     weight_decay: float = 0.1
+    clip: float = 1.0
     dropout: float = 0.0
     seed: int = 1
     eval_every: int = 100
@@ -48,9 +55,33 @@ class Options:
         """--lr, or a usual peak: gentle for a trained model, high for a new small one."""
         if self.lr is not None:
             return self.lr
-        if self.init:
-            return 5e-5
-        return 1e-3 if self.model in SMALL else 6e-4
+        usual = 5e-5 if self.init else 1e-3 if self.model in SMALL else 6e-4
+        # Each of its updates has the size of the rate; its authors advise 3 to 10 times less.
+        return usual / 5 if self.optimizer == "lion" else usual
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per step.
+
+        Raises:
+          UserError: --total-batch is not a multiple of a micro-batch.
+        """
+        if self.total_batch is None:
+            return self.grad_accum or 1
+        micro = self.batch_size * self.block
+        count, rest = divmod(self.total_batch, micro)
+        if rest:
+            near = " or ".join(str(n * micro) for n in (count, count + 1) if n)
+            raise UserError(
+                f"--total-batch is {self.total_batch} tokens; it must be a multiple of "
+                f"--batch-size × --block-size = {self.batch_size} × {self.block} = {micro}: "
+                f"use {near}"
+            )
+        return count
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.accumulation * self.batch_size * self.block
 
     @property
     def block(self) -> int:
@@ -91,10 +122,14 @@ MAY_CHANGE = {
 }
 
 _MINIMUM = {
-    **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum"), 1),
+    **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum", "total_batch"), 1),
     **dict.fromkeys(("eval_every", "save_every", "num_processes", "peer_timeout"), 1),
-    **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout"), 0),
+    **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout", "min_lr", "clip"), 0),
 }
+
+
+_CHOICES = {"model": PRESETS, "optimizer": BETAS, "schedule": SCHEDULES}
+_TUPLES = {"data", "betas"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -139,12 +174,29 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--block-size", type=int, help="tokens per sequence; default 128, 64 if small")
     how.add_argument("--grad-accum", type=int, help="micro-batches per step; default 1")
     how.add_argument(
+        "--total-batch", type=int, metavar="TOKENS", help="tokens per step, instead of --grad-accum"
+    )
+    how.add_argument("--optimizer", help=f"{', '.join(BETAS)}; default {d.optimizer}")
+    how.add_argument(
+        "--betas",
+        nargs=2,
+        type=float,
+        metavar=("B1", "B2"),
+        help="rates of the optimizer's moving averages; default 0.9 0.95, of lion 0.9 0.99",
+    )
+    how.add_argument(
         "--lr",
         type=float,
-        help="peak learning rate; default 5e-5 with --init, else 1e-3, or 6e-4 for gpt2…",
+        help="peak learning rate; default 5e-5 with --init, else 1e-3, or 6e-4 for gpt2…; of lion "
+        "a fifth of that",
     )
+    how.add_argument("--min-lr", type=float, help="rate at the last step; default a tenth of --lr")
+    how.add_argument("--schedule", help=f"{', '.join(SCHEDULES)}; default {d.schedule}")
     how.add_argument("--warmup", type=int, help="warm-up steps; default a tenth of --steps")
     how.add_argument("--weight-decay", type=float, help=f"default {d.weight_decay}")
+    how.add_argument(
+        "--clip", type=float, help=f"largest gradient norm; default {d.clip:g}; 0: any"
+    )
     how.add_argument("--dropout", type=float, help=f"default {d.dropout:g}")
     how.add_argument("--seed", type=int, help=f"weights, data order and dropout; default {d.seed}")
     how.add_argument("--eval-every", type=int, metavar="N", help=f"default {d.eval_every} steps")
@@ -152,7 +204,9 @@ def parser() -> argparse.ArgumentParser:
     where = p.add_argument_group("where its matrix products run")
     where.add_argument("--device", help="see python -m jax_xdna; default: XDNA_DEVICE or the first")
     where.add_argument(
-        "--policy", help=f"threshold[:N], always or never; default {d.policy} (mean size)"
+        "--policy",
+        help="threshold[:N] (mean size), cost-model:npu1, cost-model:npu2, always, never; default "
+        f"{d.policy}",
     )
     where.add_argument(
         "--compare", action="store_true", help="train again on plain fp32 XLA and compare"
@@ -176,8 +230,8 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: list[str] | None = None) -> dict[str, Any]:
     """The flags given, by name, each valid on its own. Raises UserError for one that is not."""
     given = vars(parser().parse_args(argv))
-    if "data" in given:
-        given["data"] = tuple(given["data"])
+    for name in _TUPLES & given.keys():
+        given[name] = tuple(given[name])
     for name, low in _MINIMUM.items():
         if given.get(name, low) < low:
             raise UserError(f"{flag(name)} is {given[name]}; it must be at least {low}")
@@ -185,10 +239,16 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
         raise UserError(f"--lr is {given['lr']}; it must be positive and finite")
     if not given.get("dropout", 0) < 1:
         raise UserError(f"--dropout is {given['dropout']}; it must be below 1")
-    if not given.get("weight_decay", 0) < float("inf"):
-        raise UserError(f"--weight-decay is {given['weight_decay']}; it must be finite")
-    if given.get("model", "small") not in PRESETS:
-        raise UserError(f"--model is {given['model']!r}; it must be one of {', '.join(PRESETS)}")
+    for name in ("weight_decay", "min_lr", "clip"):
+        if not given.get(name, 0) < float("inf"):
+            raise UserError(f"{flag(name)} is {given[name]}; it must be finite")
+    if not all(0 <= beta < 1 for beta in given.get("betas", ())):
+        raise UserError(f"--betas is {_words(given['betas'])}; both must be from 0 to below 1")
+    for name, choices in _CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise UserError(
+                f"{flag(name)} is {given[name]!r}; it must be one of {', '.join(choices)}"
+            )
     names = [device.name for device in jax_xdna.devices()]
     if "device" in given and given["device"] not in names:
         raise UserError(f"--device is {given['device']!r}; this machine has {', '.join(names)}")
@@ -197,29 +257,62 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> jax_xdna.Policy:
-    """The policy of "threshold", "threshold:N", "always" or "never"."""
-    name, colon, size = text.partition(":")
-    if name == "threshold" and (size.isdecimal() or not colon):
-        return jax_xdna.Policy.threshold(*([int(size)] if colon else []))
+    """The policy of "threshold", "threshold:N", "cost-model:ARCH", "always" or "never"."""
+    name, colon, value = text.partition(":")
+    if name == "threshold" and (value.isdecimal() or not colon):
+        return jax_xdna.Policy.threshold(*([int(value)] if colon else []))
+    if name == "cost-model" and value in ("npu1", "npu2"):
+        return jax_xdna.Policy.cost_model(value)
     if text in ("always", "never"):
         return getattr(jax_xdna.Policy, text)()
     raise UserError(
         f"--policy is {text!r}; it must be threshold, threshold:N with a whole number N, "
-        "always or never"
+        "cost-model:npu1, cost-model:npu2, always or never"
     )
 
 
 def merge(stored: dict[str, Any], given: dict[str, Any]) -> Options:
     """A resumed run's options. Raises UserError when a flag contradicts what was trained."""
-    stored = {**stored, "data": tuple(stored["data"])}
+    started = from_stored(stored)
     for name, value in given.items():
-        if name not in MAY_CHANGE and stored[name] != value:
-            was = "not given" if stored[name] in (None, ()) else stored[name]
+        before = getattr(started, name)
+        if name not in MAY_CHANGE and before != value:
+            was = "not given" if before in (None, ()) else _words(before)
             raise UserError(
-                f"--resume: {flag(name)} is {value}, but the run was started with {was}; "
+                f"--resume: {flag(name)} is {_words(value)}, but the run was started with {was}; "
                 "leave it out, or start a new run"
             )
-    return dataclasses.replace(Options(**stored), **given)
+    return dataclasses.replace(started, **given)
+
+
+def from_stored(stored: dict[str, Any]) -> Options:
+    """The options of `Options.stored`, also after a way through JSON."""
+    tuples = {name: tuple(stored[name]) for name in _TUPLES if stored.get(name) is not None}
+    return Options(**{**stored, **tuples})
+
+
+def check(options: Options) -> None:
+    """Raises UserError when options that are each valid contradict each other."""
+    o = options
+    if o.total_batch is not None and o.grad_accum is not None:
+        raise UserError(
+            f"--total-batch is {o.total_batch} and --grad-accum {o.grad_accum}: give one of them"
+        )
+    _ = o.accumulation  # Complains of what does not divide.
+    if o.betas and BETAS[o.optimizer] is None:
+        raise UserError(f"--betas is {_words(o.betas)}, but --optimizer {o.optimizer} has none")
+    if o.min_lr is not None and o.schedule == "constant":
+        raise UserError(
+            f"--min-lr is {o.min_lr:g}, but --schedule constant stays at --lr {o.learning_rate:g}"
+        )
+    if o.min_lr is not None and o.min_lr > o.learning_rate:
+        raise UserError(
+            f"--min-lr is {o.min_lr:g}; it must be at most --lr, which is {o.learning_rate:g}"
+        )
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def flag(name: str) -> str:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from . import checkpoint, data, hub, tokenizer
 from .errors import UserError
 from .gpt2 import GPT2, PRESETS, Config
-from .options import Options, merge, parse
+from .options import Options, check, merge, parse
 from .rundir import OPTIONS, RunDir
 
 RUNS = Path("runs")
@@ -51,6 +51,7 @@ def prepare(argv: list[str] | None) -> Run:
     if source and options.block_size is None:
         context = checkpoint.load_config(source).n_positions
         options = dataclasses.replace(options, block_size=min(options.block, context))
+    check(options)
     spec = options.tokenizer or (str(source) if source else "bytes")
     tokens = tokenizer.load(str(folder.path) if options.resume else spec)
     config = _config(options, source, tokens)

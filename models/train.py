@@ -12,8 +12,6 @@ import optax
 from .gpt2 import GPT2
 
 Params = Any
-# Skips updates that are not finite, however many; the training loop decides when to give up.
-_FOREVER = 2**31 - 1
 
 
 class State(NamedTuple):
@@ -22,33 +20,6 @@ class State(NamedTuple):
     step: jax.Array
     params: Params
     opt_state: Any
-
-
-def schedule(lr: float, warmup: int, steps: int) -> optax.Schedule:
-    """Linear warm-up to `lr`, then a cosine down to a tenth of it at `steps`."""
-    warmup = min(warmup, steps - 1)
-    return optax.schedules.warmup_cosine_decay_schedule(
-        init_value=lr / (warmup + 1),
-        peak_value=lr,
-        warmup_steps=warmup,
-        decay_steps=max(steps, 1),
-        end_value=lr / 10,
-    )
-
-
-def decay_mask(params: Params) -> Params:
-    """True for kernels and embeddings; biases and layer norms do not decay, as in GPT-2."""
-    return jax.tree.map(lambda x: x.ndim >= 2, params)
-
-
-def optimizer(
-    learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.1, clip: float = 1.0
-) -> optax.GradientTransformation:
-    """AdamW with clipping by global norm. An update that is not finite changes nothing."""
-    adamw = optax.adamw(learning_rate, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=decay_mask)
-    return optax.apply_if_finite(
-        optax.chain(optax.clip_by_global_norm(clip), adamw), max_consecutive_errors=_FOREVER
-    )
 
 
 def init_state(params: Params, tx: optax.GradientTransformation) -> State:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from . import train
+from . import optimizers, train
 from .data import Batch, Corpus, TrainBatches, validation_batches
 from .errors import UserError
 from .gpt2 import GPT2
@@ -59,7 +59,7 @@ class Trainer:
     ) -> None:
         self.options = options
         self.processes = processes or Processes()
-        shape = (options.grad_accum, options.batch_size)
+        shape = (options.accumulation, options.batch_size)
         rows = self.processes.rows(options.batch_size)
         self.batches = TrainBatches(corpus.train, options.block, shape, options.seed, rows)
         validation = validation_batches(
@@ -67,8 +67,13 @@ class Trainer:
         )
         self._validation_weight = sum(b.weights.sum() for b in validation)
         self.validation = [Batch(b.tokens[rows], b.weights[rows]) for b in validation]
-        learning_rate = train.schedule(options.learning_rate, options.warmup_steps, options.steps)
-        self.optimizer = train.optimizer(learning_rate, options.weight_decay)
+        o = options
+        learning_rate = optimizers.schedule(
+            o.learning_rate, o.warmup_steps, o.steps, o.schedule, o.min_lr
+        )
+        self.optimizer = optimizers.optimizer(
+            learning_rate, o.weight_decay, o.clip, o.optimizer, o.betas
+        )
         self.train_step = train.make_train_step(model, self.optimizer, learning_rate, options.seed)
         jit = self.processes.jit
         self._step: Callable[..., Any] = jit(wrap(self.train_step), donate_argnums=0)
@@ -115,7 +120,7 @@ class Trainer:
           UserError: `GIVE_UP_AFTER` steps in a row were not finite.
         """
         o = self.options
-        step, tokens_per_step = int(state.step), o.grad_accum * o.batch_size * o.block
+        step, tokens_per_step = int(state.step), o.tokens_per_step
         outcome = Outcome(state)
         if step == 0 and not stopped():
             log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})

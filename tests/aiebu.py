@@ -2,13 +2,11 @@
 
 Streams of every product of a GPT-2 124M step, for all designs and several token counts, and long
 ones that reuse descriptors, go through aiebu-asm and aiebu-dump; their listing must hold the
-operations that jax_xdna decodes. Both tools come from Debian sid's libxrt-utils-npu, in the
-directory ROOT, which debootstrap makes when it is not there (root rights, a few hundred MB, under
-two minutes). Exit code 0 when all agree, or with a printed reason when debootstrap cannot run.
+operations that jax_xdna decodes. Both tools come from Debian sid, in the directory ROOT, which is
+made when it is not there. Exit code 0 when all agree, or with a printed reason when debootstrap
+cannot run.
 """
 
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,23 +14,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from gpt2_step import gpt2_step
+from sid import sid_root
 
 from jax_xdna import _ffi
-
-
-def sid_root(root):
-    """Why there is no root with the tools; None when there is."""
-    if (root / "usr/bin/aiebu-dump").exists():
-        return None
-    if os.geteuid() != 0:
-        return "debootstrap needs root rights"
-    if shutil.which("debootstrap") is None:
-        return "debootstrap is not installed"
-    if os.uname().machine != "x86_64":
-        return "aiebu is packaged for x86-64"
-    command = ["debootstrap", "--variant=minbase", "--include=libxrt-utils-npu"]
-    subprocess.run([*command, "sid", str(root)], check=True, stdout=subprocess.DEVNULL)
-    return None
 
 
 def listing(stream):

@@ -17,13 +17,14 @@ def test_median_error_of_rows_it_was_not_fitted_to(results):
     assert cost_model.median(tested) <= 0.15
 
 
-def test_no_row_is_fitted_and_tested(results):
-    fitted = {row.key for result in results.values() for row, _ in result.fitted}
-    tested = {row.key for result in results.values() for row, _ in result.tested}
-    assert not fitted & tested
-    assert fitted | tested == {row.key for row in cost_model.read()}
-    # Three rates are never fitted to fewer rows.
-    assert all(len(r.fitted) >= 3 for r in results.values() if r.rates)
+def test_no_product_is_fitted_and_tested(results):
+    rows = cost_model.read()
+    assert sum(len(r.fitted) + len(r.tested) for r in results.values()) == len(rows)
+    for result in results.values():
+        fitted, tested = ({row.name for row, _ in half} for half in (result.fitted, result.tested))
+        assert not fitted & tested
+        # Three rates are never fitted to fewer products.
+        assert (len(fitted) >= 3) == bool(result.rates)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +32,16 @@ def test_no_row_is_fitted_and_tested(results):
     [
         ("npu1", "bf16", "flm.GEMM, npu1, README"),
         ("npu2", "bfp16", "flm.GEMM, npu2, Krackan CI, default"),
+        ("npu2", "bf16", "iron.operators.GEMM, npu2, Krackan CI, default"),
     ],
 )
 def test_the_default_power_mode_has_the_fitted_rates(results, arch, numerics, series):
     constants = _ffi.model_constants(arch, numerics, "default")
-    names = ("macs_per_cycle", "dram_bandwidth", "dispatch")
-    assert results[series].rates == pytest.approx([constants[n][0] for n in names], rel=0.01)
+    names = ["macs_per_cycle", "dram_bandwidth", "dispatch"]
+    if (arch, numerics) == ("npu2", "bf16"):
+        del names[1:]  # The exact datapath has its own kernel, the rest is the machine's.
+    rates = results[series].rates[: len(names)]
+    assert rates == pytest.approx([constants[n][0] for n in names], rel=0.01)
 
 
 def test_power_modes_name_their_sources_and_reach_the_plan():

@@ -15,7 +15,7 @@ from models.finetune import main
 STEPS = 6
 # Small, with everything that has state: dropout, accumulation, several epochs of the data.
 FLAGS = ["--model", "tiny", "--steps", str(STEPS), "--batch-size", "16", "--block-size", "32"]
-FLAGS += ["--grad-accum", "3", "--dropout", "0.1", "--save-every", "3", "--eval-every", "2"]
+FLAGS += ["--total-batch", "1536", "--dropout", "0.1", "--save-every", "3", "--eval-every", "2"]
 FLAGS += ["--policy", "threshold:24"]
 
 
@@ -112,6 +112,8 @@ def test_interrupted(flags, straight, tmp_path, monkeypatch, capsys):
 def test_a_contradiction_is_refused(straight, tmp_path, capsys):
     before = (straight / "metrics.jsonl").read_bytes()
     flags = ["--resume", "--out", str(straight)]
+    assert main([*flags, "--betas", "0.9", "0.99"]) == 2
+    assert "--betas is 0.9 0.99, but the run was started with not" in capsys.readouterr().err
     assert main([*flags, "--seed", "5"]) == 2
     assert "--seed is 5, but the run was started with 1" in capsys.readouterr().err
     other = tmp_path / "other.txt"

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from models import train
+from models import optimizers, train
 from models.gpt2 import GPT2
 
 
@@ -32,7 +32,7 @@ CLIP = 0.1
 
 @pytest.fixture(scope="module")
 def adamw():
-    return train.optimizer(optax.constant_schedule(1e-2), clip=CLIP)
+    return optimizers.optimizer(optax.constant_schedule(1e-2), clip=CLIP)
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +99,59 @@ def test_the_step_is_adamw_with_clipping(config, params, batch, step, adamw):
 
 
 def test_decay_mask(params):
-    mask = flatten_dict(train.decay_mask(params))
+    mask = flatten_dict(optimizers.decay_mask(params))
     assert {name[-1] for name, on in mask.items() if on} == {"kernel", "embedding"}
     assert {name[-1] for name, on in mask.items() if not on} == {"bias", "scale"}
 
 
-def test_without_gradient_only_masked_parameters_decay(params):
-    tx = train.optimizer(1e-2, weight_decay=0.5)
+@pytest.mark.parametrize("name", optimizers.BETAS)
+def test_without_gradient_only_masked_parameters_decay(params, name):
+    tx = optimizers.optimizer(1e-2, weight_decay=0.5, name=name)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
     after = flatten_dict(optax.apply_updates(params, updates))
     for name, before in flatten_dict(params).items():
         factor = 1 - 0.5 * 1e-2 if name[-1] in ("kernel", "embedding") else 1.0
         np.testing.assert_allclose(after[name], factor * before, rtol=1e-6)
+
+
+def test_lion_is_the_sign_of_what_moves_and_takes_betas():
+    """Two steps by hand, of Chen et al. (2023), algorithm 2."""
+    tx = optimizers.optimizer(0.1, weight_decay=0.0, clip=0, name="lion", betas=(0.5, 0.75))
+    params = {"w": jnp.zeros((1, 3))}
+    state = tx.init(params)
+    first, state = tx.update({"w": jnp.asarray([[4.0, -4.0, 4.0]])}, state, params)
+    np.testing.assert_allclose(first["w"], [[-0.1, 0.1, -0.1]], rtol=1e-6)
+    # The mean is (1 − 0.75) · 4 = 1 in size; half of it and half of the gradient decide.
+    second, state = tx.update({"w": jnp.asarray([[-0.9, 0.9, -1.1]])}, state, params)
+    np.testing.assert_allclose(second["w"], [[-0.1, 0.1, 0.1]], rtol=1e-6)
+
+
+def test_adafactor_remembers_a_row_and_a_column_per_kernel():
+    """The first step by hand, of Shazeer and Stern (2018), algorithm 4, where β₂ is 0."""
+    rng = np.random.default_rng(4)
+    grad = rng.standard_normal((128, 192)).astype(np.float32)
+    tx = optimizers.optimizer(0.1, weight_decay=0.0, clip=0, name="adafactor")
+    params = {"w": jnp.zeros((128, 192))}
+    state = tx.init(params)
+    large = [leaf.shape for leaf in jax.tree.leaves(state) if leaf.size > 1]
+    assert sorted(large) == [(128,), (192,)]
+    update, _ = tx.update({"w": jnp.asarray(grad)}, state, params)
+    square = np.square(grad, dtype=np.float64)
+    rows, columns = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+    scaled = grad / np.sqrt(rows * columns / square.mean())
+    scaled /= max(1.0, np.sqrt(np.square(scaled).mean()))
+    np.testing.assert_allclose(update["w"], -0.1 * scaled, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3])
+def test_clipping(params, clip):
+    tx = optimizers.optimizer(1.0, 0.0, clip, name="adamw")
+    grads = jax.tree.map(lambda p: jnp.ones_like(p), params)
+    _, state = jax.jit(tx.update)(grads, tx.init(params), params)
+    norm = optax.tree.norm(optax.tree.get(state, "mu")) / (1 - 0.9)
+    whole = np.sqrt(sum(leaf.size for leaf in jax.tree.leaves(params)))
+    assert float(norm) == pytest.approx(clip or whole, rel=1e-4)
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(params, batch, step, adamw):
@@ -131,17 +171,37 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(params, batch, step, a
     assert int(after.opt_state.total_notfinite) == 1
 
 
+SHAPES = {
+    # At half and at four fifths of the way from the warm-up's end to the last step, and there.
+    "cosine": (0.55, 0.1859423, 0.1),
+    "linear": (0.55, 0.28, 0.1),
+    "constant": (1.0, 1.0, 1.0),
+    "wsd": (1.0, 1 - 0.9 * 2 / 22, 0.1),
+}
+
+
+@pytest.mark.parametrize(("shape", "values"), SHAPES.items())
+def test_shapes_of_the_schedule(shape, values):
+    lr = optimizers.schedule(1.0, 10, 110, shape)
+    assert [float(lr(i)) for i in (60, 90, 110)] == pytest.approx(values)
+    assert [float(lr(i)) for i in range(11)] == pytest.approx([(i + 1) / 11 for i in range(11)])
+    if shape != "constant":
+        assert float(optimizers.schedule(1.0, 10, 110, shape, 0.0)(110)) == pytest.approx(0)
+    for warmup, steps in ((0, 1), (5, 1), (5, 5), (0, 3), (7, 9)):
+        short = optimizers.schedule(1.0, warmup, steps, shape)
+        assert all(0 < float(short(i)) <= 1 for i in range(steps))
+
+
 def test_schedule():
-    lr = train.schedule(1.0, warmup=10, steps=100)
+    lr = optimizers.schedule(1.0, warmup=10, steps=100)
     assert float(lr(0)) == pytest.approx(1 / 11)
     assert float(lr(10)) == pytest.approx(1.0)
     assert float(lr(55)) == pytest.approx(0.55)
     assert float(lr(100)) == pytest.approx(0.1)
     assert all(float(lr(i)) < float(lr(i + 1)) for i in range(10))
     assert all(float(lr(i)) > float(lr(i + 1)) for i in range(10, 100))
-    for warmup, steps in ((0, 1), (5, 1), (5, 5), (0, 3)):
-        short = train.schedule(1.0, warmup, steps)
-        assert all(0 < float(short(i)) <= 1 for i in range(steps))
+    theirs = optax.warmup_cosine_decay_schedule(1 / 11, 1.0, 10, 100, 0.1)
+    assert [float(lr(i)) for i in range(100)] == [float(theirs(i)) for i in range(100)]
 
 
 def test_dropout_follows_seed_step_and_micro_batch(config, params, batch):

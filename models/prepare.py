@@ -55,10 +55,8 @@ def prepare(argv: list[str] | None) -> Run:
     spec = options.tokenizer or (str(source) if source else "bytes")
     tokens = tokenizer.load(str(folder.path) if options.resume else spec)
     config = _config(options, source, tokens)
-    corpus = data.build(
-        data.find_files(options.data) if options.data else data.stdlib_files(), tokens
-    )
-    data.require(corpus.train, options.block, "training")
+    files = data.find_files(options.data) if options.data else data.stdlib_files()
+    corpus = data.build(files, tokens, options.text_field)
 
     def initial_params() -> Any:
         if source:

@@ -101,15 +101,17 @@ def bound_row(eqn: compat.Equation, scope: Scope) -> Row:
     """The row of a product that `dot` or `dot_general` already bound to the device."""
     a, b = (v.aval for v in eqn.invars)
     layout = eqn.params["layout"]
-    a_letters, b_letters, c_letters = _partition.factors(layout, a.ndim, b.ndim)
-    size = dict(zip(a_letters + b_letters, (*a.shape, *b.shape), strict=True))
+    letters = _partition.factors(layout, a.ndim, b.ndim, eqn.params["ranks"])
+    sizes = dict(zip(letters.a + letters.b, (*a.shape, *b.shape), strict=True))
+    groups = (letters.batch, letters.m, letters.k, letters.n)
+    batch, m, k, n = (math.prod(sizes[letter] for letter in group) for group in groups)
     return Row(
         source=scope.source_of(eqn),
         name_stack=scope.name_of(eqn),
-        batch=math.prod(size[letter] for letter in c_letters[:-2]),
-        m=size["m"],
-        k=size["k"],
-        n=size["n"],
+        batch=batch,
+        m=m,
+        k=k,
+        n=n,
         layout=layout,
         copies=0,
         lhs_dtype=str(a.dtype),

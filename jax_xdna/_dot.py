@@ -54,33 +54,43 @@ def apply(
         (x if o.permutation is None else x.transpose(o.permutation)).reshape(o.shape)
         for x, o in ((lhs, plan.lhs), (rhs, plan.rhs))
     )
-    return product(a, b, layout=plan.layout, **params).reshape(plan.out_shape)
+    c = product(a, b, layout=plan.layout, ranks=plan.ranks, **params)
+    return c.reshape(plan.out_shape)
 
 
 # ---- the custom_vjp behind `dot`: its cotangents are products of the same kind, to any order ----
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _product(a: jax.Array, b: jax.Array, layout: str, out_dtype: Any, how: Mode) -> jax.Array:
-    return _primitive.gemm(a, b, layout=layout, out_dtype=out_dtype, **how._asdict())
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _product(
+    a: jax.Array, b: jax.Array, layout: str, ranks: _shapes.Ranks, out_dtype: Any, how: Mode
+) -> jax.Array:
+    return _primitive.gemm(a, b, layout=layout, ranks=ranks, out_dtype=out_dtype, **how._asdict())
 
 
 def _product_fwd(
-    a: jax.Array, b: jax.Array, layout: str, out_dtype: Any, how: Mode
+    a: jax.Array, b: jax.Array, layout: str, ranks: _shapes.Ranks, out_dtype: Any, how: Mode
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(a, b, layout, out_dtype, how), (a, b)
+    return _product(a, b, layout, ranks, out_dtype, how), (a, b)
 
 
 def _product_bwd(
-    layout: str, out_dtype: Any, how: Mode, operands: tuple[jax.Array, jax.Array], c: jax.Array
+    layout: str,
+    ranks: _shapes.Ranks,
+    out_dtype: Any,
+    how: Mode,
+    operands: tuple[jax.Array, jax.Array],
+    c: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    def again(x: jax.Array, y: jax.Array, *, layout: str, out_dtype: Any) -> jax.Array:
-        return _product(x, y, layout, out_dtype, how)
+    def again(
+        x: jax.Array, y: jax.Array, *, layout: str, ranks: _shapes.Ranks, out_dtype: Any
+    ) -> jax.Array:
+        return _product(x, y, layout, ranks, out_dtype, how)
 
     a, b = operands
     return (
-        _primitive.lhs_cotangent(again, c, b, a.ndim, layout, out_dtype=a.dtype),
-        _primitive.rhs_cotangent(again, c, a, b.ndim, layout, out_dtype=b.dtype),
+        _primitive.lhs_cotangent(again, c, b, a.ndim, layout, ranks, out_dtype=a.dtype),
+        _primitive.rhs_cotangent(again, c, a, b.ndim, layout, ranks, out_dtype=b.dtype),
     )
 
 
@@ -133,10 +143,10 @@ def dot(
     if plan.rhs_broadcast is not None:
         y = jnp.broadcast_to(y, plan.rhs_broadcast)
 
-    def product(p: jax.Array, q: jax.Array, *, layout: str) -> jax.Array:
+    def product(p: jax.Array, q: jax.Array, *, layout: str, ranks: _shapes.Ranks) -> jax.Array:
         # Outside the custom_vjp: the cast's own transpose sums a replicated operand's gradient.
         p, q = compat.match_varying(p, q)
-        return _product(p, q, layout, out_dtype, how)
+        return _product(p, q, layout, ranks, out_dtype, how)
 
     try:
         return apply(product, plan.gemm, x, y)

@@ -15,7 +15,7 @@ from jax.interpreters import batching, mlir
 from . import _jax_compat as compat
 from . import _partition
 from ._batching import batch_product
-from ._shapes import LAYOUTS, layout_of
+from ._shapes import LAYOUTS, Ranks, layout_of
 
 TARGET = "jax_xdna_gemm"
 DTYPES = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
@@ -24,7 +24,7 @@ ROUNDINGS = ("nearest", "floor")
 
 gemm_p: Any = compat.Primitive(TARGET)
 
-# gemm or something with its signature: (a, b, layout=…, out_dtype=…, **mode) → c
+# gemm or something with its signature: (a, b, layout=…, ranks=…, out_dtype=…, **mode) → c
 GemmFunction = Callable[..., jax.Array]
 
 
@@ -33,6 +33,7 @@ def gemm(
     b: jax.Array,
     *,
     layout: str,
+    ranks: Ranks = Ranks(),  # noqa: B008
     out_dtype: Any,
     numerics: str,
     rounding: str,
@@ -41,14 +42,16 @@ def gemm(
     """C = A · B on `device`, or one such product per batch element.
 
     a is (…, M, K) in layout N·, (…, K, M) in layout T·; b is (…, K, N) in layout ·N, (…, N, K) in
-    layout ·T; both float32 or bfloat16. Leading dimensions are the batch; an operand of rank 2 is
-    shared by the batch of the other. Returns (…, M, N) in `out_dtype`.
+    layout ·T; both float32 or bfloat16. M, K and N each stand for as many dimensions as `ranks`
+    says, leading dimensions are the batch; an operand without batch is shared by that of the
+    other. Returns (…, M, N) in `out_dtype`.
     """
     a, b = compat.match_varying(a, b)
     c: jax.Array = gemm_p.bind(
         a,
         b,
         layout=layout,
+        ranks=ranks,
         out_dtype=np.dtype(out_dtype),
         numerics=numerics,
         rounding=rounding,
@@ -61,17 +64,26 @@ def gemm(
 
 
 def _abstract_eval(
-    a: Any, b: Any, *, layout: str, out_dtype: np.dtype[Any], numerics: str, rounding: str, **_: Any
+    a: Any,
+    b: Any,
+    *,
+    layout: str,
+    ranks: Ranks,
+    out_dtype: np.dtype[Any],
+    numerics: str,
+    rounding: str,
+    **_: Any,
 ) -> jax.core.ShapedArray:
-    for name, operand in (("a", a), ("b", b)):
+    for name, operand, rank in (("a", a, ranks.m + ranks.k), ("b", b, ranks.k + ranks.n)):
         if operand.dtype not in DTYPES:
             raise TypeError(f"{TARGET}: {name} is {operand.dtype}; it must be float32 or bfloat16")
-        if operand.ndim < 2:
+        if operand.ndim < rank:
             raise ValueError(
-                f"{TARGET}: {name} has shape {operand.shape}; it must have rank 2, or more with "
-                "a leading batch"
+                f"{TARGET}: {name} has shape {operand.shape}; it must have rank {rank}, or more "
+                "with a leading batch"
             )
-    if a.ndim != b.ndim and 2 not in (a.ndim, b.ndim):
+    batches = a.ndim - ranks.m - ranks.k, b.ndim - ranks.k - ranks.n
+    if 0 not in batches and batches[0] != batches[1]:
         raise ValueError(
             f"{TARGET}: a has shape {a.shape} and b {b.shape}; they must have the same batch, or "
             "one of them none"
@@ -85,34 +97,40 @@ def _abstract_eval(
     ):
         if value not in choices:
             raise ValueError(f"{TARGET}: {attribute} is {value!r}; it must be one of {choices}")
-    letters = _partition.factors(layout, a.ndim, b.ndim)
+    letters = _partition.factors(layout, a.ndim, b.ndim, ranks)
     sizes: dict[str, int] = {}
-    for letter, size in zip(letters[0] + letters[1], (*a.shape, *b.shape), strict=True):
+    for letter, size in zip(letters.a + letters.b, (*a.shape, *b.shape), strict=True):
         if sizes.setdefault(letter, size) != size:
-            what = "K" if letter == "k" else "the batch size"
+            what = "K" if letter in letters.k else "the batch size"
             raise ValueError(
                 f"{TARGET}: {what} of a and b differ, {sizes[letter]} and {size}; a has shape "
                 f"{a.shape} and b {b.shape} in layout {layout}"
             )
 
     def spec(a_spec: Any, b_spec: Any) -> Any:
-        return _partition.result_spec(layout, a_spec, b_spec, a.ndim, b.ndim)
+        return _partition.result_spec(letters, a_spec, b_spec)
 
-    return compat.result_aval(a, b, tuple(sizes[x] for x in letters[2]), out_dtype, spec)
+    return compat.result_aval(a, b, tuple(sizes[x] for x in letters.c), out_dtype, spec)
 
 
-def _ffi_call(a: jax.Array, b: jax.Array, *, layout: str, out_dtype: Any, **mode: str) -> Any:
-    a_letters, b_letters, c_letters = _partition.factors(layout, a.ndim, b.ndim)
-    sizes = dict(zip(a_letters + b_letters, (*a.shape, *b.shape), strict=True))
-    shape = tuple(sizes[letter] for letter in c_letters)
-    batch = (math.prod(shape[:-2]),) if len(shape) > 2 else ()
+def _ffi_call(
+    a: jax.Array, b: jax.Array, *, layout: str, ranks: Ranks, out_dtype: Any, **mode: str
+) -> Any:
+    letters = _partition.factors(layout, a.ndim, b.ndim, ranks)
+    sizes = dict(zip(letters.a + letters.b, (*a.shape, *b.shape), strict=True))
+    groups = (letters.batch, letters.m, letters.k, letters.n)
+    batch, m, k, n = (math.prod(sizes[letter] for letter in group) for group in groups)
+
+    def merged(word: str, rows: int, columns: int) -> tuple[int, ...]:
+        return (batch, rows, columns) if word[:1] in letters.batch else (rows, columns)
+
+    # The device knows one dimension of each kind; nothing moves.
+    a = compat.reshape(a, merged(letters.a, *((m, k) if layout[0] == "N" else (k, m))))
+    b = compat.reshape(b, merged(letters.b, *((k, n) if layout[1] == "N" else (n, k))))
     # No side effect: the call may be removed, merged and recomputed like any dot.
-    result = compat.ShapeDtypeStruct((*batch, *shape[-2:]), out_dtype)
+    result = compat.ShapeDtypeStruct(merged(letters.c, m, n), out_dtype)
     call: Any = jax.ffi.ffi_call(TARGET, result)
-    # The device knows one batch dimension; nothing moves.
-    a, b = (compat.reshape(x, (*batch, *x.shape[-2:])) if x.ndim > 3 else x for x in (a, b))
-    c = call(a, b, layout=layout, **mode)
-    return c.reshape(shape) if len(shape) > 3 else c
+    return call(a, b, layout=layout, **mode).reshape([sizes[letter] for letter in letters.c])
 
 
 def _partitioned(a: jax.Array, b: jax.Array, **params: Any) -> jax.Array:
@@ -141,48 +159,65 @@ def _flip(letter: str) -> str:
     return "T" if letter == "N" else "N"
 
 
-def _fold_k(x: jax.Array, *, depth_first: bool) -> jax.Array:
-    """(batch…, …) with one dimension to sum over → that dimension and the batch as one K."""
-    batch, (rows, columns) = math.prod(x.shape[:-2]), x.shape[-2:]
-    if depth_first:  # (batch, K, other) → (batch·K, other), free
-        return x.reshape(batch * rows, columns)
-    x = x if x.ndim == 3 else x.reshape(batch, rows, columns)
-    return jnp.moveaxis(x, 0, 1).reshape(rows, batch * columns)
+def _depth(x: jax.Array, batch: int, rows: int, *, depth_first: bool) -> jax.Array:
+    """`x`, its batch to be summed over too, with the batch before the dimensions of K."""
+    # With K first nothing moves.
+    return x if depth_first else jnp.moveaxis(x, range(batch), range(rows, rows + batch))
 
 
 def lhs_cotangent(
-    gemm: GemmFunction, c: jax.Array, b: jax.Array, a_ndim: int, layout: str, **params: Any
+    gemm: GemmFunction,
+    c: jax.Array,
+    b: jax.Array,
+    a_ndim: int,
+    layout: str,
+    ranks: Ranks,
+    **params: Any,
 ) -> jax.Array:
     """The cotangent of a, stored as a is: dC · Bᵀ, summed over the batch when a has none."""
     x, y = layout[0], layout[1]
-    if a_ndim == 2 and c.ndim > 2:
-        c, b = _fold_k(c, depth_first=False), _fold_k(b, depth_first=y == "T")
+    m, k, n = ranks
+    batch = c.ndim - m - n
+    if batch and a_ndim == m + k:
+        c = _depth(c, batch, m, depth_first=False)
+        b = _depth(b, batch, k, depth_first=y == "T")
+        n += batch
     if x == "N":
-        return gemm(c, b, layout=layout_of("N", _flip(y)), **params)
-    return gemm(b, c, layout=layout_of(y, "T"), **params)
+        return gemm(c, b, layout=layout_of("N", _flip(y)), ranks=Ranks(m, n, k), **params)
+    return gemm(b, c, layout=layout_of(y, "T"), ranks=Ranks(k, n, m), **params)
 
 
 def rhs_cotangent(
-    gemm: GemmFunction, c: jax.Array, a: jax.Array, b_ndim: int, layout: str, **params: Any
+    gemm: GemmFunction,
+    c: jax.Array,
+    a: jax.Array,
+    b_ndim: int,
+    layout: str,
+    ranks: Ranks,
+    **params: Any,
 ) -> jax.Array:
     """The cotangent of b, stored as b is: Aᵀ · dC, summed over the batch when b has none."""
     x, y = layout[0], layout[1]
-    if b_ndim == 2 and c.ndim > 2:
-        c, a = _fold_k(c, depth_first=True), _fold_k(a, depth_first=x == "N")
+    m, k, n = ranks
+    batch = c.ndim - m - n
+    if batch and b_ndim == k + n:
+        c = _depth(c, batch, n, depth_first=True)
+        a = _depth(a, batch, k, depth_first=x == "N")
+        m += batch
     if y == "N":
-        return gemm(a, c, layout=layout_of(_flip(x), "N"), **params)
-    return gemm(c, a, layout=layout_of("T", x), **params)
+        return gemm(a, c, layout=layout_of(_flip(x), "N"), ranks=Ranks(k, m, n), **params)
+    return gemm(c, a, layout=layout_of("T", x), ranks=Ranks(n, m, k), **params)
 
 
-def _transpose_lhs(c: Any, a: Any, b: Any, *, layout: str, out_dtype: Any, **mode: str) -> Any:
+def _transpose_lhs(c: Any, a: Any, b: Any, *, layout: str, out_dtype: Any, **params: Any) -> Any:
     aval = a.aval
-    out = lhs_cotangent(gemm, c, b, aval.ndim, layout, out_dtype=aval.dtype, **mode)
+    out = lhs_cotangent(gemm, c, b, aval.ndim, layout, out_dtype=aval.dtype, **params)
     return compat.with_type(out, aval)
 
 
-def _transpose_rhs(c: Any, a: Any, b: Any, *, layout: str, out_dtype: Any, **mode: str) -> Any:
+def _transpose_rhs(c: Any, a: Any, b: Any, *, layout: str, out_dtype: Any, **params: Any) -> Any:
     aval = b.aval
-    out = rhs_cotangent(gemm, c, a, aval.ndim, layout, out_dtype=aval.dtype, **mode)
+    out = rhs_cotangent(gemm, c, a, aval.ndim, layout, out_dtype=aval.dtype, **params)
     return compat.with_type(out, aval)
 
 
@@ -192,11 +227,13 @@ compat.defbilinear(gemm_p, _transpose_lhs, _transpose_rhs)
 # ---- vmap ----
 
 
-def _batch(args: Any, dims: Any, *, layout: str, **params: Any) -> tuple[jax.Array, int]:
-    def product(a: jax.Array, b: jax.Array) -> jax.Array:
-        return gemm(a, b, layout=layout, **params)
+def _batch(
+    args: Any, where: Any, *, layout: str, ranks: Ranks, **params: Any
+) -> tuple[jax.Array, int]:
+    def product(a: jax.Array, b: jax.Array, ranks: Ranks) -> jax.Array:
+        return gemm(a, b, layout=layout, ranks=ranks, **params)
 
-    return batch_product(product, layout, *args, *dims)
+    return batch_product(product, layout, ranks, *args, *where)
 
 
 batching.primitive_batchers[gemm_p] = _batch

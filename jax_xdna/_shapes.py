@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Layout = Literal["NN", "NT", "TN", "TT"]
 LAYOUTS: tuple[Layout, ...] = ("NN", "NT", "TN", "TT")
@@ -15,9 +15,17 @@ Shape = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
 
+class Ranks(NamedTuple):
+    """How many dimensions of an array M, K and N each consist of."""
+
+    m: int = 1
+    k: int = 1
+    n: int = 1
+
+
 @dataclass(frozen=True)
 class Operand:
-    """How an operand becomes a matrix, or a batch of them: transpose (rarely), then reshape."""
+    """How an operand becomes one of a GEMM: transpose (rarely), then reshape."""
 
     shape: Shape
     permutation: tuple[int, ...] | None = None
@@ -28,10 +36,12 @@ class Gemm:
     """C[batch] = A[batch] · B[batch]; the layout's letters say how A and B are stored.
 
     First letter: N when A is stored (M, K), T when stored (K, M). Second: N when B is stored
-    (K, N), T when stored (N, K). C is (batch…, M, N) and is reshaped to `out_shape`.
+    (K, N), T when stored (N, K). M, K and N stand for as many dimensions as `ranks` says: they stay
+    apart, so that each can be sharded. C is (batch…, M, N) and is reshaped to `out_shape`.
     """
 
     layout: Layout
+    ranks: Ranks
     lhs: Operand
     rhs: Operand
     out_shape: Shape
@@ -51,8 +61,10 @@ def layout_of(lhs: str, rhs: str) -> Layout:
     return LAYOUTS[2 * (lhs == "T") + (rhs == "T")]
 
 
-def _size(shape: Shape, dims: Sequence[int]) -> int:
-    return math.prod(shape[d] for d in dims)
+def _wide(shape: Shape, dims: Sequence[int]) -> Shape:
+    """The sizes of `dims` but 1: one dimension at least, and few enough to have a letter each."""
+    sizes = tuple(shape[d] for d in dims if shape[d] != 1) or (1,)
+    return (*sizes[:7], math.prod(sizes[7:])) if len(sizes) > 8 else sizes
 
 
 def _as_matrix(
@@ -82,9 +94,8 @@ def canonicalize(
 ) -> Gemm:
     """The GEMM that computes `lax.dot_general(lhs, rhs, dimension_numbers)`.
 
-    Free dimensions collapse into M and N, contracted ones into K; batch dimensions stay apart.
-    Operands are reshaped only, unless their dimensions are interleaved so that no reshape can do
-    it. The sizes must already be valid for dot_general.
+    Operands are taken as they are, without dimensions of size 1, unless their dimensions are
+    interleaved: only then they are transposed. The sizes must already be valid for dot_general.
 
     With `lhs_order`, the product is that of `lhs` transposed to this order: dimension i that the
     dimension numbers speak of is dimension lhs_order[i] of `lhs`. `rhs_order` likewise.
@@ -106,26 +117,26 @@ def canonicalize(
         b_last, b_order = _as_matrix(rhs, b_batch, b_free, [pair[1] for pair in depth])
         cost = (a_order is not None) * math.prod(lhs) + (b_order is not None) * math.prod(rhs)
         if best is None or cost < best[0]:
-            best = (cost, a_last, a_order, b_last, b_order)
+            best = (cost, a_last, a_order, b_last, b_order, [pair[0] for pair in depth])
     assert best is not None
-    _, a_last, a_order, b_last, b_order = best
+    _, a_last, a_order, b_last, b_order, a_depth = best
 
-    batch, k = _size(lhs, a_batch), _size(lhs, [pair[0] for pair in pairs])
-    m, n = _size(lhs, a_free), _size(rhs, b_free)
     lead = tuple(lhs[d] for d in a_batch if lhs[d] != 1)
+    m, k, n = _wide(lhs, a_free), _wide(lhs, a_depth), _wide(rhs, b_free)
     return Gemm(
         layout=layout_of("N" if a_last else "T", "T" if b_last else "N"),
-        lhs=Operand((*lead, m, k) if a_last else (*lead, k, m), a_order),
-        rhs=Operand((*lead, n, k) if b_last else (*lead, k, n), b_order),
+        ranks=Ranks(len(m), len(k), len(n)),
+        lhs=Operand((*lead, *m, *k) if a_last else (*lead, *k, *m), a_order),
+        rhs=Operand((*lead, *n, *k) if b_last else (*lead, *k, *n), b_order),
         out_shape=(
             *(lhs[d] for d in a_batch),
             *(lhs[d] for d in a_free),
             *(rhs[d] for d in b_free),
         ),
-        batch=batch,
-        m=m,
-        k=k,
-        n=n,
+        batch=math.prod(lead),
+        m=math.prod(m),
+        k=math.prod(k),
+        n=math.prod(n),
     )
 
 
@@ -171,14 +182,15 @@ def matmul(lhs: Shape, rhs: Shape) -> Matmul:
     out_shape = (*lead, *((m,) if len(lhs) > 1 else ()), *((n,) if len(rhs) > 1 else ()))
     batch_a, batch_b = math.prod(a[:-2]), math.prod(b[:-2])
     if batch_b == 1:
-        rows = batch_a * m
-        gemm = Gemm("NN", Operand((rows, k)), Operand((k, n)), out_shape, 1, rows, k, n)
-        return Matmul(gemm)
+        rows = _wide(a, range(len(a) - 1))
+        ranks, left, right = Ranks(m=len(rows)), Operand((*rows, k)), Operand((k, n))
+        return Matmul(Gemm("NN", ranks, left, right, out_shape, 1, batch_a * m, k, n))
     batch = math.prod(lead)
     sizes = tuple(size for size in lead if size != 1)
     shared = batch_a == 1
     gemm = Gemm(
         "NN",
+        Ranks(),
         Operand((m, k) if shared else (*sizes, m, k)),
         Operand((*sizes, k, n)),
         out_shape,

@@ -1,168 +1,58 @@
-"""Text files to batches of tokens, in an order that follows from the seed and the step alone."""
+"""Tokens to batches, in an order that follows from the seed and the step alone."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import json
-import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from . import cache
+from .cache import VALIDATION_SHARE, Tokens
 from .errors import UserError
+from .sources import find_files, stdlib_files
 from .tokenizer import Tokenizer
 
-SUFFIXES = (".txt", ".md", ".py", ".jsonl")
-VALIDATION_SHARE = 0.05
-# Enough of the standard library that a short run sees no token twice.
-STDLIB_BYTES = 4_000_000
-# Not the library itself: installed packages, tests, and tables written as source.
-_NOT_STDLIB = {
-    *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
-    *("encodings", "pydoc_data", "lib2to3"),
-}
-
-
-def stdlib_files() -> list[Path]:
-    """This Python's own standard library, sorted by name, up to `STDLIB_BYTES`."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files, total = [], 0
-    for path in sorted(root.rglob("*.py")):
-        if not _NOT_STDLIB.isdisjoint(path.relative_to(root).parts) or not path.is_file():
-            continue
-        total += path.stat().st_size
-        if total > STDLIB_BYTES:
-            break
-        files.append(path)
-    if not files:
-        raise UserError(f"no .py files of the standard library in {root}: name files with --data")
-    return files
-
-
-def find_files(sources: Sequence[str]) -> list[Path]:
-    """Files named by paths, directories (searched for `SUFFIXES`) and globs, each file once.
-
-    Raises:
-      UserError: a source that matches nothing.
-    """
-    found: dict[Path, None] = {}
-    for source in sources:
-        path = Path(source).expanduser()
-        if path.is_dir():
-            matches = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
-        elif path.exists():
-            matches = [path]
-        else:
-            matches = [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
-        matches = [p for p in matches if p.is_file()]
-        if not matches:
-            kinds = ", ".join(SUFFIXES)
-            raise UserError(
-                f"--data {source}: no such file, and no {kinds} file in or by that name"
-            )
-        found.update(dict.fromkeys(matches))
-    return list(found)
-
-
-def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: its whole text, or the "text" of each line of a .jsonl file.
-
-    A byte-order mark is dropped, bytes that are not UTF-8 become U+FFFD, line ends become "\\n",
-    and documents without text are skipped.
-
-    Raises:
-      UserError: a .jsonl line that is not an object with a string "text".
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError as error:
-        raise UserError(f"--data {path}: {error.strerror}") from error
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if path.suffix.lower() != ".jsonl":
-        if text.strip():
-            yield text
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            got = f"keys {sorted(row)}" if isinstance(row, dict) else type(row).__name__
-            raise UserError(f'{path}, line {number}: no string field "text", but {got}')
-        if row["text"].strip():
-            # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
-            yield row["text"].encode("utf-8", errors="replace").decode("utf-8")
+__all__ = ["Batch", "Corpus", "Tokens", "TrainBatches", "build", "find_files", "stdlib_files"]
+# Windows that are shuffled at a time: what an epoch's order takes of memory is 8 bytes for each.
+SHUFFLED = 2**20
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids for training and for validation, each int32 (tokens,)."""
+    """Tokens for training and for validation, of so many documents; `digest` is their hash."""
 
-    train: np.ndarray
-    validation: np.ndarray
+    train: Tokens
+    validation: Tokens
     documents: int
+    digest: str = ""
 
     def fingerprint(self) -> str:
         """A hash of every token."""
-        digest = hashlib.sha256(self.train.tobytes())
-        digest.update(b"validation" + self.validation.tobytes())
-        return digest.hexdigest()[:16]
+        return self.digest
 
 
-def build(files: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
+def build(files: Sequence[Path], tokenizer: Tokenizer, field: str = "text") -> Corpus:
     """Reads and tokenizes files. Each document is followed by the end-of-text token.
 
-    A twentieth of the tokens is held out for validation, by whole documents, chosen alike for
-    every seed. Of a single document it is the tail.
+    A twentieth is held out for validation, by documents (`cache.write`), alike for every seed.
+    Where that holds nothing out, as of a single document, it is the tail of the tokens.
+
+    Args:
+      field: where records have their text: see `sources.read`.
 
     Raises:
-      UserError: no text at all, or an id outside the tokenizer's vocabulary.
+      UserError: no text at all, or what `cache.tokenized` raises.
     """
-    texts = [text for path in files for text in read_documents(path)]
-    if not texts:
+    train, validation, facts = cache.tokenized(files, tokenizer, field)
+    if not len(train):
         raise UserError(f"--data: no text in {len(files)} files")
-    end = np.asarray([tokenizer.end], np.int32)
-    documents = [np.concatenate([ids, end]) for ids in tokenizer.encode(texts)]
-    if len(documents) == 1:
-        (tokens,) = documents
-        cut = max(1, round(len(tokens) * (1 - VALIDATION_SHARE)))
-        corpus = Corpus(tokens[:cut], tokens[cut:], 1)
-    else:
-        held_out = _choose(np.asarray([len(ids) for ids in documents]))
-        train = [ids for i, ids in enumerate(documents) if i not in held_out]
-        validation = [documents[i] for i in sorted(held_out)]
-        corpus = Corpus(np.concatenate(train), np.concatenate(validation), len(documents))
-    check_ids(corpus.train, tokenizer.vocab_size)
-    check_ids(corpus.validation, tokenizer.vocab_size)
-    return corpus
-
-
-def _choose(lengths: np.ndarray) -> set[int]:
-    """Indices of random documents that together stay within `VALIDATION_SHARE`; at least one."""
-    budget = VALIDATION_SHARE * lengths.sum()
-    chosen: set[int] = set()
-    for i in np.random.default_rng(0).permutation(len(lengths)).tolist():
-        if lengths[i] <= budget:
-            chosen.add(i)
-            budget -= lengths[i]
-    return chosen or {int(lengths.argmin())}
-
-
-def check_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises UserError when an id is outside the vocabulary: on the device it would be NaN."""
-    bad = ids[(ids < 0) | (ids >= vocab_size)]
-    if bad.size:
-        raise UserError(
-            f"token id {bad[0]} is outside the vocabulary of {vocab_size}: "
-            "the tokenizer does not belong to this model"
-        )
+    if not len(validation):
+        cut = max(0, min(round(len(train) * (1 - VALIDATION_SHARE)), len(train) - 2))
+        train, validation = train[:cut], train[cut:]
+    return Corpus(train, validation, facts["documents"], facts["fingerprint"])
 
 
 @dataclass(frozen=True)
@@ -179,16 +69,23 @@ class Batch:
 
 
 class TrainBatches:
-    """Training windows: every epoch cuts the tokens anew and shuffles the windows.
+    """Training windows: every epoch orders the documents anew, cuts anew and shuffles the windows.
 
-    Tokens form a ring (each document ends with end-of-text), cut into windows of `block` tokens
-    from a random start, so an epoch sees each token once, but for less than a window. Batch i
-    depends on the seed and i alone: that is all that resuming needs.
+    The documents form a ring, cut into windows of `block` tokens from a random start, so an epoch
+    sees each token once, but for less than a window. A ring shorter than a window makes one, in
+    which targets beyond it have weight 0. Batch i depends on the seed and i alone: that is all
+    that resuming needs.
+
+    Of more than `SHUFFLED` windows, every n-th are shuffled together, one such part after the
+    other, each spread over the whole ring.
+
+    Raises:
+      UserError: not one token to predict.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         block: int,
         shape: tuple[int, ...],
         seed: int,
@@ -198,49 +95,82 @@ class TrainBatches:
 
         Of its last dimension only `rows` are read.
         """
-        require(tokens, block, "training")
+        _require(tokens, "training")
         self._tokens, self._block, self._shape, self._seed = tokens, block, shape, seed
         self._rows = rows
-        self.windows = len(tokens) // block
-        self._starts = lru_cache(maxsize=2)(self._epoch)
+        self.windows = max(1, len(tokens) // block)
+        self._parts = -(-self.windows // SHUFFLED)
+        self._ring = lru_cache(maxsize=2)(self._ring_of)
+        self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __getitem__(self, step: int) -> Batch:
         count = int(np.prod(self._shape))
-        samples = range(step * count, (step + 1) * count)
-        starts = [self._starts(i // self.windows)[i % self.windows] for i in samples]
-        own = np.asarray(starts).reshape(self._shape)[..., self._rows]
-        index = own[..., None] + np.arange(self._block + 1)
-        tokens = self._tokens[index % len(self._tokens)]
-        return Batch(tokens, np.ones((*own.shape, self._block), np.float32))
+        samples = np.arange(step * count, (step + 1) * count).reshape(self._shape)
+        own = samples[..., self._rows]
+        index = np.stack([self._window(int(i)) for i in own.flat])
+        index = index.reshape(*own.shape, self._block + 1)
+        weights = _weights(self._tokens, index)
+        weights[..., len(self._tokens) :] = 0
+        return Batch(self._tokens.ids[index].astype(np.int32), weights)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
+    def _window(self, sample: int) -> np.ndarray:
+        """Where the tokens of a window are, (T + 1,)."""
+        epoch, place = divmod(sample, self.windows)
+        size, larger = divmod(self.windows, self._parts)
+        part, place = divmod(place, size + 1)
+        if part >= larger:
+            part, place = divmod(sample % self.windows - larger, size)
+        window = self._order(epoch, part)[place] * self._parts + part
+        first, stops, shifts = self._ring(epoch)
+        at = (first + window * self._block + np.arange(self._block + 1)) % len(self._tokens)
+        return at + shifts[np.searchsorted(stops, at, side="right")]
+
+    def _ring_of(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Where the windows begin; for each document on the ring where it stops and is from."""
         rng = np.random.default_rng((self._seed, epoch))
-        first = rng.integers(len(self._tokens))
-        return first + self._block * rng.permutation(self.windows)
+        order = rng.permutation(len(self._tokens.ends))
+        sizes = np.diff(self._tokens.ends, prepend=0)
+        stops = np.cumsum(sizes[order])
+        return int(rng.integers(len(self._tokens))), stops, self._tokens.ends[order] - stops
+
+    def _order_of(self, epoch: int, part: int) -> np.ndarray:
+        size = -(-(self.windows - part) // self._parts)
+        return np.random.default_rng((self._seed, epoch, part + 1)).permutation(size)
 
 
-def validation_batches(tokens: np.ndarray, block: int, size: int, limit: int) -> list[Batch]:
+def validation_batches(tokens: Tokens, block: int, size: int, limit: int) -> list[Batch]:
     """At most `limit` batches (size, T) spread evenly over the tokens, always the same.
 
     No target is counted twice; what is left of the last window and batch has weight 0.
+
+    Raises:
+      UserError: not one token to predict.
     """
-    if len(tokens) < 2:
-        raise UserError(
-            f"the validation text has {len(tokens)} tokens, too few to predict one: add text"
-        )
+    _require(tokens, "validation")
     windows = -(-(len(tokens) - 1) // block)
     taken = np.unique(np.linspace(0, windows - 1, min(windows, limit * size)).round().astype(int))
     taken = np.pad(taken, (0, -len(taken) % size), constant_values=windows)
     index = taken[:, None] * block + np.arange(block + 1)
-    weights = (index[:, 1:] < len(tokens)).astype(np.float32)
-    filled = tokens[np.minimum(index, len(tokens) - 1)]
+    inside = np.minimum(index, len(tokens) - 1)
+    weights = _weights(tokens, inside) * (index[:, 1:] < len(tokens))
+    if not weights.any():
+        raise UserError("the validation windows have no message of an assistant: add conversations")
+    filled = tokens.ids[inside].astype(np.int32)
     return [Batch(filled[i : i + size], weights[i : i + size]) for i in range(0, len(taken), size)]
 
 
-def require(tokens: np.ndarray, block: int, what: str) -> None:
-    """Raises UserError when there is not one window of `block` tokens and its target."""
-    if len(tokens) < block + 1:
+def _weights(tokens: Tokens, index: np.ndarray) -> np.ndarray:
+    """fp32 (..., T): 1 for the targets of windows (..., T + 1) that count, 0 for the others."""
+    targets = index[..., 1:]
+    if tokens.masked is None:
+        return np.ones(targets.shape, np.float32)
+    return 1 - tokens.masked[targets].astype(np.float32)
+
+
+def _require(tokens: Tokens, what: str) -> None:
+    if len(tokens) < 2:
         raise UserError(
-            f"the {what} text has {len(tokens)} tokens, fewer than one window of --block-size "
-            f"{block} + 1: add text with --data or use --block-size {max(1, len(tokens) - 1)}"
+            f"the {what} text has {len(tokens)} tokens, too few to predict one: add text"
         )
+    if tokens.masked is not None and tokens.masked.all():
+        raise UserError(f"the {what} text has no message of an assistant: add conversations")

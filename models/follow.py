@@ -77,7 +77,8 @@ def _take_over(told: dict[str, Any], given: dict[str, Any]) -> Run:
         return jax.eval_shape(GPT2(config).init, key, jnp.zeros((1, 1), jnp.int32))["params"]
 
     folder = RunDir(Path(told["out"]))
-    return Run(options, folder, tokens, config, data.build(files, tokens), shapes)
+    corpus = data.build(files, tokens, options.text_field)
+    return Run(options, folder, tokens, config, corpus, shapes)
 
 
 def initial_state(run: Run, trainer: Trainer) -> train.State:

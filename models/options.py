@@ -20,6 +20,7 @@ class Options:
     """Values of all flags; None where the default depends on others."""
 
     data: tuple[str, ...] = ()
+    text_field: str = "text"
     out: str | None = None
     model: str | None = None
     init: str | None = None
@@ -152,8 +153,13 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         nargs="+",
         metavar="PATH",
-        help="files, directories or globs of .txt, .md, .py, .jsonl (field text); "
-        "default: the standard library",
+        help="files, directories or globs of text, source code, .jsonl, .csv and .parquet, also "
+        ".gz and .zst (docs/data.md); default: the standard library",
+    )
+    what.add_argument(
+        "--text-field",
+        metavar="NAME",
+        help=f"field or column that has the text of a record; default {d.text_field}",
     )
     what.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)}; default: small")
     what.add_argument("--init", metavar="DIR", help="start from a Hugging Face or run folder")

@@ -57,10 +57,8 @@ def prepare(argv: list[str] | None) -> Run:
         spec = str(folder.path)
     tokens = tokenizer.load(spec)
     config = _config(options, source, tokens)
-    corpus = data.build(
-        data.find_files(options.data) if options.data else data.stdlib_files(), tokens
-    )
-    data.require(corpus.train, options.block, "training")
+    files = data.find_files(options.data) if options.data else data.stdlib_files()
+    corpus = data.build(files, tokens, options.text_field)
 
     def initial_params() -> Any:
         if source:

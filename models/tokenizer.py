@@ -49,6 +49,7 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder().get(self.end)
         if added is None or not added.special:
             inner.add_special_tokens([tokenizers.AddedToken(end, normalized=False, special=True)])
+        self._bytes = self.to_json() == _bytes().to_str(pretty=True)
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[np.ndarray]:
         """Ids of each text, int32, none added.
@@ -60,8 +61,10 @@ class Tokenizer:
           UserError: a text contains the end-of-text token and the tokenizer has no other way to
             encode it.
         """
-        self._inner.encode_special_tokens = not special
         whole = [_whole(text) for text in texts]
+        if self._bytes and not special:  # The same ids, hundreds of times as fast.
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in whole]
+        self._inner.encode_special_tokens = not special
         encoded = self._inner.encode_batch_fast(whole, add_special_tokens=False)
         ids = [np.asarray(e.ids, np.int32) for e in encoded]
         if not special and any((i == self.end).any() for i in ids):

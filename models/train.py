@@ -51,7 +51,7 @@ def make_train_step(
     def train_step(
         state: State, tokens: jax.Array, weights: jax.Array
     ) -> tuple[State, dict[str, jax.Array]]:
-        total = jnp.sum(weights)
+        total = jnp.maximum(jnp.sum(weights), 1)  # Nothing may count in a batch of questions.
         key = jax.random.fold_in(jax.random.key(seed), state.step)
 
         def micro_batch(sums: Any, batch: Any) -> tuple[Any, None]:

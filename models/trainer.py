@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -57,17 +58,9 @@ class Trainer:
         wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
         processes: Processes | None = None,
     ) -> None:
-        self.options = options
+        self.options = o = options
         self.processes = processes or Processes()
-        shape = (options.accumulation, options.batch_size)
-        rows = self.processes.rows(options.batch_size)
-        self.batches = TrainBatches(corpus.train, options.block, shape, options.seed, rows)
-        validation = validation_batches(
-            corpus.validation, options.block, options.batch_size, EVAL_BATCHES
-        )
-        self._validation_weight = sum(b.weights.sum() for b in validation)
-        self.validation = [Batch(b.tokens[rows], b.weights[rows]) for b in validation]
-        o = options
+        self._read(corpus)
         learning_rate = optimizers.schedule(
             o.learning_rate, o.warmup_steps, o.steps, o.schedule, o.min_lr
         )
@@ -78,6 +71,20 @@ class Trainer:
         jit = self.processes.jit
         self._step: Callable[..., Any] = jit(wrap(self.train_step), donate_argnums=0)
         self._evaluate: Callable[..., Any] = jit(wrap(train.make_eval_step(model)))
+
+    def _read(self, corpus: Corpus) -> None:
+        o = self.options
+        shape, rows = (o.accumulation, o.batch_size), self.processes.rows(o.batch_size)
+        self.batches = TrainBatches(corpus.train, o.block, shape, o.seed, rows)
+        validation = validation_batches(corpus.validation, o.block, o.batch_size, EVAL_BATCHES)
+        self.validation_tokens = int(sum(b.weights.sum() for b in validation))
+        self.validation = [Batch(b.tokens[rows], b.weights[rows]) for b in validation]
+
+    def on(self, corpus: Corpus) -> Trainer:
+        """The same steps, compiled once, on other text."""
+        other = copy.copy(self)
+        other._read(corpus)
+        return other
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Types of the tokens and weights of a train step, over all processes."""
@@ -99,7 +106,12 @@ class Trainer:
         losses = [
             self._evaluate(params, shard(b.tokens), shard(b.weights)) for b in self.validation
         ]
-        return float(sum(map(float, losses)) / self._validation_weight)
+        return float(sum(map(float, losses)) / self.validation_tokens)
+
+    def step(self, state: train.State, index: int) -> tuple[train.State, dict[str, jax.Array]]:
+        """One optimizer step on batch `index`; the state given is consumed."""
+        batch, shard = self.batches[index], self.processes.shard
+        return self._step(state, shard(batch.tokens, 1), shard(batch.weights, 1))
 
     def run(
         self,
@@ -126,9 +138,7 @@ class Trainer:
             log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})
         while step < o.steps and not stopped():
             start = time.perf_counter()
-            batch = self.batches[step]
-            shard = self.processes.shard
-            state, metrics = self._step(state, shard(batch.tokens, 1), shard(batch.weights, 1))
+            state, metrics = self.step(state, step)
             row = {name: _finite(float(value)) for name, value in metrics.items()}
             seconds = time.perf_counter() - start
             step += 1

@@ -36,7 +36,7 @@ def operands(rng, letters):
 
 @pytest.mark.parametrize("layout, ranks", list(itertools.product(LAYOUTS, RANKS)))
 def test_values_and_cotangents(rng, layout, ranks):
-    letters = factors(layout, *ranks)
+    letters = factors(layout, *ranks)[:3]
     a, b, c = operands(rng, letters)
     x, y, z = letters
     got, pull = jax.vjp(jax.jit(product(layout)), a, b)
@@ -51,7 +51,7 @@ def test_values_and_cotangents(rng, layout, ranks):
 
 @pytest.mark.parametrize("layout, ranks", list(itertools.product(LAYOUTS, RANKS[:3])))
 def test_vmap_at_every_position(rng, layout, ranks):
-    letters = factors(layout, *ranks)
+    letters = factors(layout, *ranks)[:3]
     places = [(None, *range(rank + 1)) for rank in ranks]
     choices = [dims for dims in itertools.product(*places) if dims != (None, None)]
     choices = choices[:: 1 if len(choices) < 16 else 3]

@@ -14,6 +14,7 @@ import jax_xdna
 from jax_xdna._dot import _product
 from jax_xdna._mode import mode
 from jax_xdna._primitive import gemm
+from jax_xdna._shapes import Ranks
 
 
 def bilinear(layout, out=F32):
@@ -21,7 +22,7 @@ def bilinear(layout, out=F32):
 
 
 def custom_vjp(layout, out=F32):
-    return lambda a, b: _product(a, b, layout, np.dtype(out), mode(None, None, None))
+    return lambda a, b: _product(a, b, layout, Ranks(), np.dtype(out), mode(None, None, None))
 
 
 @pytest.mark.parametrize("make", [bilinear, custom_vjp])

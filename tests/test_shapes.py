@@ -10,6 +10,7 @@ from oracle import F32, round_bf16, same_bits
 
 import jax_xdna
 from jax_xdna import _shapes
+from jax_xdna._partition import factors
 
 NONE = ((), ())
 
@@ -35,9 +36,9 @@ def test_common_dots_are_reshapes_only(lhs, rhs, numbers, layout, batch, m, k, n
     plan = _shapes.canonicalize(lhs, rhs, numbers)
     assert (plan.layout, plan.batch, plan.m, plan.k, plan.n) == (layout, batch, m, k, n)
     assert plan.copies == 0
-    # Batch dimensions stay apart, so that each can be sharded; those of size 1 go.
-    lead = tuple(lhs[d] for d in numbers[1][0] if lhs[d] != 1)
-    assert plan.lhs.shape[:-2] == plan.rhs.shape[:-2] == lead
+    # Dimensions stay apart, so that each can be sharded; those of size 1 go.
+    for shape, operand in ((lhs, plan.lhs), (rhs, plan.rhs)):
+        assert operand.shape == tuple(size for size in shape if size != 1)
 
 
 def test_interleaved_dimensions_copy_only_the_operand_that_has_them():
@@ -74,11 +75,11 @@ def test_every_dimension_number_gives_the_value_of_lax(rng, ranks):
             np.transpose(v, o.permutation or range(v.ndim)).reshape(o.shape)
             for v, o in ((a, plan.lhs), (b, plan.rhs))
         )
-        x = np.swapaxes(x, -1, -2) if plan.layout[0] == "T" else x
-        y = np.swapaxes(y, -1, -2) if plan.layout[1] == "T" else y
+        letters = factors(plan.layout, x.ndim, y.ndim, plan.ranks)
+        got = np.einsum(f"{letters.a},{letters.b}->{letters.c}", x, y)
         expected = einsum_of(a, b, numbers)
         assert expected.shape == plan.out_shape, numbers
-        np.testing.assert_array_equal((x @ y).reshape(plan.out_shape), expected, str(numbers))
+        np.testing.assert_array_equal(got.reshape(plan.out_shape), expected, str(numbers))
 
 
 def einsum_of(a, b, numbers):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from oracle import BF16, F32, LAYOUTS, MODE, same_bits, stored
+from oracle import BF16, F32, LAYOUTS, MODE, round_bf16, same_bits, stored
 from programs import ALWAYS, count, matmul, normal
 
 import jax_xdna
@@ -210,3 +210,39 @@ def test_an_explicit_mesh_with_a_sharded_k_sums(rng):
         got = jax.jit(f)(*args)
         same_bits(got, want)
         assert jax.typeof(got).sharding.spec == P("x", None)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [(None, "x"), ("y", "x")])
+@pytest.mark.parametrize("dot", DOTS)
+def test_sequence_parallel_rows_are_cut_without_a_gather(rng, kind, spec, dot):
+    """(B, T) form the rows of a layer's products, and the K of its weight's gradient."""
+    mesh = jax.make_mesh((2, 2), ("y", "x"), axis_types=(kind,) * 2, devices=jax.devices()[:4])
+    x, w = integers(rng, 2, 4, 12), integers(rng, 12, 16)
+    grad = jax.grad(lambda x, w: jnp.sum(dot(x, w) ** 2) / 2, (0, 1))
+    want = np.asarray(x @ w)
+    want_x, want_w = want @ w.T, np.einsum("btk,btn->kn", x, want)
+    with jax.set_mesh(mesh):
+        args = put(mesh, x, *spec, None), put(mesh, w, None, None)
+        assert check(dot, want, *args) == ({}, (*spec, None))
+        got_x, got_w = jax.jit(grad)(*args)
+        same_bits(got_x, round_bf16(want) @ np.asarray(w).T)
+        assert tuple(got_x.sharding.spec)[:2] == spec
+        np.testing.assert_allclose(got_x, want_x, rtol=1e-2, atol=4)
+        np.testing.assert_allclose(got_w, want_w, rtol=1e-2, atol=4)
+        found = collectives(grad, *args)
+        assert found and set(found) == {"all-reduce"}
+
+
+def test_heads_stay_apart(rng):
+    """A projection into (heads, size), as Flax writes attention: heads over the mesh."""
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    x, w = integers(rng, 2, 3, 6), integers(rng, 6, 4, 5)
+    out = integers(rng, 4, 5, 6)
+    dot = jax_xdna.offload(lambda x, w: jnp.einsum("btk,khd->bthd", x, w), policy=ALWAYS)
+    heads = check(dot, np.einsum("btk,khd->bthd", x, w), x, put(mesh, w, None, "x"))
+    assert heads == ({}, (None, None, "x", None))
+    y = integers(rng, 2, 3, 4, 5)
+    back = jax_xdna.offload(lambda y, w: jnp.einsum("bthd,hdk->btk", y, w), policy=ALWAYS)
+    args = put(mesh, y, None, None, "x"), put(mesh, out, "x")
+    assert check(back, np.einsum("bthd,hdk->btk", y, out), *args)[0] == {"all-reduce": 1}

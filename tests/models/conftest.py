@@ -17,6 +17,14 @@ def one_device():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory):
+    """Token caches of this session alone; subprocesses find them, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def compile_once(tmp_path_factory):
     """JAX's cache on disk, for tests that run the same program again in a new function."""

@@ -1,4 +1,4 @@
-"""Files to documents to windows."""
+"""Tokens to windows."""
 
 import json
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models import data, tokenizer
+from models.data import Tokens
 from models.errors import UserError
 
 
@@ -14,96 +15,60 @@ def by_bytes():
     return tokenizer.load("bytes")
 
 
-def test_files_directories_and_globs(tmp_path):
-    for name in ("b.txt", "a.md", "sub/c.py", "sub/d.jsonl", "sub/e.bin"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("x")
-
-    def names(*sources):
-        return [path.name for path in data.find_files([str(tmp_path / s) for s in sources])]
-
-    assert names(".") == ["a.md", "b.txt", "c.py", "d.jsonl"]
-    assert names("b.txt", "*.md", "b.txt") == ["b.txt", "a.md"]
-    assert names("**/*.py") == ["c.py"]
-    assert names("sub/e.bin") == ["e.bin"]
-    with pytest.raises(UserError, match=r"--data .*nothing.*: no such file"):
-        names("b.txt", "nothing*")
+def counting(length, **settings):
+    return Tokens(np.arange(length, dtype=np.uint16), **settings)
 
 
-def test_text_is_cleaned(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree \xff\xfe end")
-    assert list(data.read_documents(path)) == ["one\ntwo\nthree \ufffd\ufffd end"]
-    path.write_bytes(b"\xef\xbb\xbf \r\n")
-    assert list(data.read_documents(path)) == []
-
-
-def test_jsonl_has_a_document_per_line(tmp_path):
-    path = tmp_path / "a.jsonl"
-    rows = [{"text": "one\nline"}, {"text": ""}, {"text": "tw\u2028o", "other": 1}]
-    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(map(json.dumps, rows)).encode())
-    assert list(data.read_documents(path)) == ["one\nline", "tw\u2028o"]
-    path.write_text('{"text": "half \\ud83d"}')
-    assert list(data.read_documents(path)) == ["half ?"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2 is not JSON"),
-        ('{"body": "x"}', "line 2: no string field \"text\", but keys \\['body'\\]"),
-        ('{"text": 5}', 'line 2: no string field "text"'),
-        ("[1]", 'line 2: no string field "text", but list'),
-    ],
-)
-def test_bad_jsonl_is_located(tmp_path, line, message):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "good"}\n' + line + "\n")
-    with pytest.raises(UserError, match=message):
-        list(data.read_documents(path))
+def documents(tokens, tokenizer):
+    """The texts that end-of-text tokens divide."""
+    assert tokens.ids[-1] == tokenizer.end
+    ends = np.flatnonzero(tokens.ids == tokenizer.end)
+    return [tokenizer.decode(part) for part in np.split(tokens.ids, ends + 1)[:-1]]
 
 
 def test_documents_end_with_end_of_text_and_are_split_whole(text_folder, by_bytes):
     files = data.find_files([str(text_folder)])
     corpus = data.build(files, by_bytes)
     texts = {path.read_text() for path in files}
-
-    def documents(ids):
-        assert ids[-1] == by_bytes.end
-        ends = np.flatnonzero(ids == by_bytes.end)
-        return [by_bytes.decode(part) for part in np.split(ids, ends + 1)[:-1]]
-
-    train, validation = documents(corpus.train), documents(corpus.validation)
+    train, validation = (documents(t, by_bytes) for t in (corpus.train, corpus.validation))
     assert set(train) | set(validation) == texts
     assert len(train) + len(validation) == len(texts) == corpus.documents
-    assert 0 < corpus.validation.size <= 0.05 * (corpus.train.size + corpus.validation.size)
+    assert 0 < len(validation) < len(train)
     assert data.build(files, by_bytes).fingerprint() == corpus.fingerprint()
     assert data.build(files[1:], by_bytes).fingerprint() != corpus.fingerprint()
+
+
+def test_more_documents_do_not_move_others(tmp_path, by_bytes):
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(1000))
+    )
+    (tmp_path / "b.jsonl").write_text('{"text": "another"}\n{"text": "and another"}\n')
+    one = data.build([tmp_path / "a.jsonl"], by_bytes)
+    two = data.build([tmp_path / "b.jsonl", tmp_path / "a.jsonl"], by_bytes)
+    held_out, still = (set(documents(c.validation, by_bytes)) for c in (one, two))
+    assert held_out == still - {"another", "and another"}
+    assert len(held_out) == pytest.approx(50, abs=20)
 
 
 def test_a_single_document_gives_its_tail(tmp_path, by_bytes):
     path = tmp_path / "a.txt"
     path.write_text("0123456789" * 20)
     corpus = data.build([path], by_bytes)
-    assert by_bytes.decode(corpus.train) + by_bytes.decode(corpus.validation) == path.read_text()
-    assert corpus.validation.size == 10
+    text = by_bytes.decode(corpus.train.ids) + by_bytes.decode(corpus.validation.ids)
+    assert text == path.read_text()
+    assert len(corpus.validation) == 10
+    assert corpus.train.ends.tolist() == [191] and corpus.validation.ends.tolist() == [10]
 
 
-def test_no_text_and_foreign_ids_are_refused(tmp_path, by_bytes):
+def test_no_text_is_refused(tmp_path, by_bytes):
     path = tmp_path / "a.txt"
     path.write_text(" \n")
     with pytest.raises(UserError, match="no text in 1 files"):
         data.build([path], by_bytes)
-    data.check_ids(np.asarray([0, 4]), 5)
-    for bad in (5, -1):
-        with pytest.raises(UserError, match=f"token id {bad} is outside the vocabulary of 5"):
-            data.check_ids(np.asarray([0, bad]), 5)
 
 
 def test_an_epoch_sees_every_token_once_in_another_order():
-    tokens = np.arange(100, dtype=np.int32)
-    batches = data.TrainBatches(tokens, 7, (1, 1), seed=3)
+    batches = data.TrainBatches(counting(100), 7, (1, 1), seed=3)
     assert batches.windows == 14
 
     def epoch(n):
@@ -119,13 +84,64 @@ def test_an_epoch_sees_every_token_once_in_another_order():
     assert (first[0] - second[0]) % 7 or set(first) != set(second)
 
 
+def test_an_epoch_orders_the_documents_anew():
+    ends = np.asarray([3, 10, 30, 31, 60])
+    tokens = counting(60, ends=ends)
+
+    def ring(epoch):
+        batches = data.TrainBatches(tokens, 4, (15,), seed=3)
+        windows = batches[epoch].tokens
+        # Windows share a token with the next: those are joined to a ring again.
+        follows = {int(w[0]): w for w in windows}
+        assert len(follows) == 15
+        order, at = [], int(windows[0, 0])
+        while at in follows:
+            window = follows.pop(at)
+            order += window[:-1].tolist()
+            at = int(window[-1])
+        assert at == order[0]
+        return order
+
+    starts = np.concatenate([[0], ends[:-1]])
+
+    def sequence(order):
+        """The documents as they follow each other from the first on."""
+        jumps = [token for token in order if token in starts]
+        i = jumps.index(0)
+        return jumps[i:] + jumps[:i]
+
+    orders = [ring(epoch) for epoch in range(4)]
+    for order in orders:
+        assert sorted(order) == list(range(60))
+        before = dict(zip(order[1:] + order[:1], order, strict=True))
+        inner = set(range(60)) - set(starts.tolist())
+        assert all(before[token] == token - 1 for token in inner)
+    assert len({tuple(sequence(order)) for order in orders}) > 1
+
+
+def test_many_windows_are_shuffled_in_parts(monkeypatch):
+    monkeypatch.setattr(data, "SHUFFLED", 8)
+    batches = data.TrainBatches(counting(70), 3, (23,), seed=0)
+    assert batches.windows == 23 and batches._parts == 3
+    for epoch in range(2):
+        starts = batches[epoch].tokens[:, 0]
+        first = batches._ring(epoch)[0]
+        windows = (starts - first) % 70 // 3
+        assert sorted(windows.tolist()) == list(range(23))
+        # Each part is every third window.
+        for part, inside in enumerate(np.split(windows, [8, 16])):
+            assert set(inside.tolist()) == set(range(part, 23, 3))
+            assert inside.tolist() != sorted(inside.tolist())
+
+
 def test_batches_depend_on_seed_and_step_alone():
-    tokens = np.random.default_rng(0).integers(0, 9, 50).astype(np.int32)
+    ids = np.random.default_rng(0).integers(0, 9, 50).astype(np.uint16)
+    tokens = Tokens(ids, ends=np.asarray([20, 35, 50]))
     one, two = (data.TrainBatches(tokens, 4, (2, 3), seed=5) for _ in range(2))
     straight = [one[i].tokens for i in range(6)]
     for i in (4, 0, 5, 2):
         np.testing.assert_array_equal(two[i].tokens, straight[i])
-    assert straight[0].shape == (2, 3, 5)
+    assert straight[0].shape == (2, 3, 5) and straight[0].dtype == np.int32
     other = data.TrainBatches(tokens, 4, (2, 3), seed=6)
     assert any((other[i].tokens != straight[i]).any() for i in range(6))
     # Micro-batches divide the same sequence of windows.
@@ -133,23 +149,38 @@ def test_batches_depend_on_seed_and_step_alone():
     np.testing.assert_array_equal(flat[3].tokens.reshape(straight[3].shape), straight[3])
 
 
-@pytest.mark.parametrize("length", [7, 8, 9])
+@pytest.mark.parametrize("length", [2, 7, 8, 9])
 def test_lengths_around_one_block(length):
-    tokens = np.arange(length, dtype=np.int32)
-    if length < 9:
-        message = f"has {length} tokens, fewer than one window of --block-size 8 \\+ 1.*"
-        with pytest.raises(UserError, match=message + f"--block-size {length - 1}"):
-            data.TrainBatches(tokens, 8, (1, 2), seed=0)
-        return
-    batch = data.TrainBatches(tokens, 8, (1, 2), seed=0)[0]
+    """Inputs follow the ring; each token is a target once, also where the block is longer."""
+    batch = data.TrainBatches(counting(length), 8, (1, 2), seed=0)[0]
     assert batch.tokens.shape == (1, 2, 9)
-    assert (batch.weights == 1).all()
+    for window, weights in zip(batch.tokens[0], batch.weights[0], strict=True):
+        np.testing.assert_array_equal(window, (window[0] + np.arange(9)) % length)
+        targets = window[1:][weights == 1]
+        assert weights.tolist() == [1] * min(length, 8) + [0] * max(0, 8 - length)
+        assert len(set(targets.tolist())) == min(length, 8)
+    with pytest.raises(UserError, match="training text has 1 tokens, too few to predict one"):
+        data.TrainBatches(counting(1), 8, (1, 2), seed=0)
+
+
+def test_masked_tokens_are_read_but_do_not_count():
+    masked = (np.arange(40) % 3 == 0).astype(np.uint8)
+    tokens = counting(40, masked=masked, ends=np.asarray([10, 40]))
+    batch = data.TrainBatches(tokens, 6, (2, 2), seed=1)[3]
+    np.testing.assert_array_equal(batch.weights, batch.tokens[..., 1:] % 3 != 0)
+    assert batch.weights.dtype == np.float32
+    batches = data.validation_batches(tokens, 8, 2, limit=100)
+    counted = sorted(int(t) for b in batches for t in b.tokens[:, 1:][b.weights.astype(bool)].flat)
+    assert counted == [i for i in range(1, 40) if i % 3]
+    nothing = counting(40, masked=np.ones(40, np.uint8))
+    for make in (data.TrainBatches, data.validation_batches):
+        with pytest.raises(UserError, match="has no message of an assistant"):
+            make(nothing, 8, (1, 1), 1)
 
 
 @pytest.mark.parametrize("length", [2, 8, 9, 10, 41])
 def test_validation_counts_every_target_once(length):
-    tokens = np.arange(length, dtype=np.int32)
-    batches = data.validation_batches(tokens, 8, 2, limit=100)
+    batches = data.validation_batches(counting(length), 8, 2, limit=100)
     targets = [
         int(t)
         for b in batches
@@ -161,17 +192,9 @@ def test_validation_counts_every_target_once(length):
 
 
 def test_validation_is_limited_and_spread():
-    batches = data.validation_batches(np.arange(1001, dtype=np.int32), 10, 2, limit=5)
+    batches = data.validation_batches(counting(1001), 10, 2, limit=5)
     starts = [int(row[0]) for b in batches for row in b.tokens]
     assert len(starts) == 10
     assert starts[0] == 0 and starts[-1] == 990
     with pytest.raises(UserError, match="too few to predict one"):
-        data.validation_batches(np.zeros(1, np.int32), 10, 2, limit=5)
-
-
-def test_the_standard_library_is_found_in_a_fixed_order():
-    files = data.stdlib_files()
-    assert files == data.stdlib_files() == sorted(files)
-    assert sum(path.stat().st_size for path in files) <= data.STDLIB_BYTES
-    assert not [path for path in files if {"site-packages", "test"} & set(path.parts)]
-    assert any(path.name == "argparse.py" for path in files)
+        data.validation_batches(counting(1), 10, 2, limit=5)

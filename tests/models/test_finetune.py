@@ -165,7 +165,7 @@ def test_a_finished_run_can_be_lengthened_and_started_from(
         (["--init", "nowhere"], "--init: nowhere is not a folder"),
         (["--tokenizer", "nowhere"], "no tokenizer in nowhere"),
         (["--block-size", "129"], "--block-size is 129; this model's n_positions is 128"),
-        (["--data", "SHORT"], "the training text has 20 tokens, fewer than one window"),
+        (["--data", "SHORT"], "the training text has 1 tokens, too few to predict one: add text"),
         (["--out", "SHORT"], "exists and is not empty: continue that run with --resume"),
     ],
 )
@@ -174,7 +174,7 @@ def test_bad_flags_are_refused_before_anything_is_written(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").mkdir()
-    (tmp_path / "short" / "a.txt").write_text("0123456789" * 2)
+    (tmp_path / "short" / "a.txt").write_text("ab")
     flags = ["short" if flag == "SHORT" else flag for flag in flags]
     base = ["--model", "tiny", "--data", str(text_folder), "--out", "new"]
     assert main([*base, *flags]) == 2

@@ -8,7 +8,7 @@ import pytest
 
 import jax_xdna
 from models import join, processes
-from models.data import Corpus, TrainBatches, validation_batches
+from models.data import Corpus, Tokens, TrainBatches, validation_batches
 from models.finetune import main
 from models.gpt2 import GPT2, Config
 from models.options import Options
@@ -24,7 +24,7 @@ def four_devices(monkeypatch):
 def test_each_device_multiplies_its_rows(four_devices):
     config = Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2)
     options = Options(batch_size=8, block_size=16, steps=2, dropout=0.1)
-    tokens = np.arange(400, dtype=np.int32) % 64
+    tokens = Tokens(np.arange(400, dtype=np.int32) % 64)
     always = jax_xdna.Policy.always()
     trainer = Trainer(
         options,
@@ -32,7 +32,7 @@ def test_each_device_multiplies_its_rows(four_devices):
         Corpus(tokens, tokens, 1),
         lambda fn: jax_xdna.offload(fn, policy=always),
     )
-    params = GPT2(config).init(jax.random.key(0), tokens[None, :1])["params"]
+    params = GPT2(config).init(jax.random.key(0), tokens.ids[None, :1])["params"]
     state = trainer.processes.replicate(init_state(params, trainer.optimizer))
     trainer.compile(state)
     text = trainer._step.as_text()
@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_divide(four_devices, text_folder, tmp_path, capsy
 
 
 def test_processes_read_parts_of_the_same_batch():
-    tokens = np.arange(200, dtype=np.int32)
+    tokens = Tokens(np.arange(200, dtype=np.int32))
     whole = TrainBatches(tokens, 4, (2, 6), seed=5)
     parts = [TrainBatches(tokens, 4, (2, 6), 5, slice(i, i + 3)) for i in (0, 3)]
     for step in (0, 7):

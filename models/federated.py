@@ -13,6 +13,7 @@ What a client may send is `RELEASED` and nothing else; `gate` is the only way ou
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import os
@@ -376,6 +377,7 @@ def simulate(
     trainer = Trainer(options, model, first.corpus, offload)
     clients = [Client(trainer.on(run.corpus), len(run.corpus.train), local_steps) for run in runs]
     begin = time.perf_counter()
+    folder.lock()
     begin_folder(first, None)
 
     def report(row: dict[str, Any]) -> None:
@@ -439,7 +441,8 @@ def main(argv: list[str] | None = None) -> int:
                 raise UserError(f"{flag(name)} is a flag of models.finetune alone; leave it out")
         steps = ["--steps", str(args.rounds * args.local_steps), "--schedule", "constant"]
         runs = [prepare([*rest, "--data", path, *steps, "--warmup", "0"]) for path in args.data]
-        folder = simulate(runs, args.rounds, args.local_steps, args.delta_norm, print)
+        with contextlib.closing(runs[0].folder):
+            folder = simulate(runs, args.rounds, args.local_steps, args.delta_norm, print)
         print(f"\nthe model is in {folder}; to hear it:\n  python -m models.generate {folder}")
         return 0
     except UserError as error:

@@ -19,21 +19,19 @@ import numpy as np
 import jax_xdna
 
 from . import checkpoint, report, train
+from .energy import Meter
 from .errors import UserError, WriteError
 from .follow import follow, initial_state, prepare_together
-from .generate import generate
 from .gpt2 import GPT2
 from .join import join
 from .options import parse, parse_policy
 from .prepare import Run
 from .processes import Processes
 from .rundir import METRICS, OPTIONS, TOKENIZER
-from .tokenizer import printable
+from .seeing import FP32_METRICS, REPORT, SAMPLES, Seeing, describe_share
 from .trainer import Trainer
 
-FP32_METRICS = "metrics-fp32.jsonl"
 SUMMARY = "summary.json"
-SAMPLE_TOKENS = 200
 
 
 class Interrupt:
@@ -90,10 +88,15 @@ def execute(run: Run, processes: Processes) -> int:
             follow(run, trainer, reference, state, stopped)
         return 0
     identity = run.identity()
-    share, flops = offloaded_share(trainer, state, policy, options.device)
+    args = (state, *trainer.example())
+    dots = jax_xdna.explain(
+        trainer.train_step, *args, policy=policy, device=options.device, print=False
+    )
+    share, flops = describe_share(dots)
     describe(run, share, flops, start, processes)
+    seeing = Seeing(run, model, start, dots, processes.local)
 
-    with interrupt.handled():
+    with interrupt.handled(), contextlib.closing(seeing):
         print(f"compiled in {trainer.compile(state):.1f} s\n", flush=True)
         began = time.perf_counter()
         with report.Display(options.steps, start) as display, jax_xdna.profile() as profile:
@@ -101,13 +104,16 @@ def execute(run: Run, processes: Processes) -> int:
             def log(row: dict[str, Any]) -> None:
                 folder.append_metrics(row)
                 display.show(row)
+                seeing.log(row)
 
             folder.warn = lambda text: display.note(f"warning: {text}")
-            outcome = trainer.run(state, log, save, stopped)
+            outcome = trainer.run(state, log, save, stopped, seeing.evaluated)
         folder.wait()
         seconds = time.perf_counter() - began
         step = int(outcome.state.step)
+        seeing.spent("training", seeing.energy, seconds, outcome.tokens)
         if step < options.steps:
+            seeing.write(step, {"tokens_per_second": outcome.tokens_per_second}, profile, seconds)
             print(f"stopped at step {step} of {options.steps}; all of it is saved. To continue:")
             print(f"  python -m models.finetune --out {folder.path} --resume")
             return 0
@@ -123,13 +129,17 @@ def execute(run: Run, processes: Processes) -> int:
         }
         if step == start:  # Nothing was left to train: the speed is that of the run before.
             summary |= folder.read_json(SUMMARY) if folder.has(SUMMARY) else {}
-        show_results(run, model, processes.local(outcome.state.params), summary)
+        show_results(summary, seeing.last_sample())
         print(f"\nWhere {seconds:.1f} s went, training and evaluation:\n")
         print(report.stage_table(profile, seconds))
-        fp32_rows = compare(run, reference(), rows, summary, stopped) if options.compare else []
+        print("\n" + "\n".join(seeing.facts(profile)))
+        fp32_rows = []
+        if options.compare:
+            fp32_rows = compare(run, reference(), rows, summary, stopped, seeing)
+        seeing.write(step, summary, profile, seconds)
     report.plot_losses(folder.path / "loss.png", rows, fp32_rows)
     folder.write_json(SUMMARY, summary)
-    names = (checkpoint.WEIGHTS, checkpoint.CONFIG, METRICS, "loss.png", SUMMARY)
+    names = (checkpoint.WEIGHTS, checkpoint.CONFIG, METRICS, SAMPLES, REPORT, "loss.png", SUMMARY)
     print(f"\nSaved in {folder.path}: {', '.join(names)}")
     print(f'More text: python -m models.generate {folder.path} --prompt "…"')
     return 0
@@ -165,16 +175,6 @@ def begin_folder(run: Run, step: int | None) -> None:
     run.folder.cut_metrics(step or -1)
 
 
-def offloaded_share(
-    trainer: Trainer, state: train.State, policy: jax_xdna.Policy, device: str | None
-) -> tuple[float, int]:
-    """The share of a train step's matmul FLOPs that goes to the device, and the FLOPs of all."""
-    args = (state, *trainer.example())
-    dots = jax_xdna.explain(trainer.train_step, *args, policy=policy, device=device, print=False)
-    total = sum(dot.flops for dot in dots)
-    return sum(dot.flops for dot in dots if dot.offloaded) / total, total
-
-
 def describe(run: Run, share: float, flops: int, start: int, processes: Processes) -> None:
     """Prints what is about to run."""
     o, c = run.options, run.config
@@ -201,19 +201,16 @@ def describe(run: Run, share: float, flops: int, start: int, processes: Processe
     )
 
 
-def show_results(run: Run, model: GPT2, params: Any, summary: dict[str, Any]) -> None:
+def show_results(summary: dict[str, Any], sample: str | None) -> None:
     """Prints losses, speed and a sample."""
-    end = run.tokenizer.end
-    ids = generate(model, params, [end], max_tokens=SAMPLE_TOKENS, seed=run.options.seed, end=end)
-    sample = printable(run.tokenizer.decode(list(ids)).rstrip())
     print(
         f"\nvalidation loss {report.number(summary['val_loss'], '.4f')}, "
         f"perplexity {report.number(summary['val_perplexity'], '.3f')}\n"
         f"{summary['offloaded_flop_share']:.1%} of matmul FLOPs offloaded, "
-        f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['skipped_steps']} steps skipped\n"
-        "\nA sample:\n"
+        f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['skipped_steps']} steps skipped"
     )
-    print("\n".join("  │ " + line for line in sample.split("\n")))
+    if sample is not None:
+        print("\nA sample:\n\n" + "\n".join("  │ " + line for line in sample.split("\n")))
 
 
 def compare(
@@ -222,6 +219,7 @@ def compare(
     ours: list[dict[str, Any]],
     summary: dict[str, Any],
     stopped: Callable[[], bool],
+    seeing: Seeing,
 ) -> list[dict[str, Any]]:
     """Trains the same steps on plain fp32 XLA; prints both and adds to the summary.
 
@@ -232,13 +230,16 @@ def compare(
     state = trainer.processes.replicate(initial_state(run, trainer))
     trainer.compile(state)
     folder.cut_metrics(-1, FP32_METRICS)
+    meter, began = Meter(), time.perf_counter()
     with report.Display(steps, label="fp32") as display:
 
         def log(row: dict[str, Any]) -> None:
             folder.append_metrics(row, FP32_METRICS)
             display.show(row)
+            meter.update()
 
         outcome = trainer.run(state, log, lambda state: None, stopped)
+    seeing.spent("plain fp32", meter, time.perf_counter() - began, outcome.tokens)
     rows = folder.read_metrics(FP32_METRICS)
     if int(outcome.state.step) < steps:
         print("comparison stopped; --resume --compare starts it again")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import jax_xdna
 
+from . import tensorboard
 from .errors import UserError
 from .gpt2 import PRESETS
 from .optimizers import BETAS, SCHEDULES
@@ -46,6 +47,8 @@ class Options:
     device: str | None = None
     policy: str = "threshold:256"
     compare: bool = False
+    sample_tokens: int = 100
+    tensorboard: bool = False
     resume: bool = False
     coordinator: str | None = None
     num_processes: int | None = None
@@ -119,7 +122,7 @@ PER_PROCESS = {"coordinator", "num_processes", "process_id", "peer_timeout"}
 # (Other text behind --data is noticed by its tokens.)
 MAY_CHANGE = {
     *("data", "out", "steps", "eval_every", "save_every", "keep"),
-    *("device", "policy", "compare", "resume"),
+    *("device", "policy", "compare", "resume", "sample_tokens", "tensorboard"),
     *PER_PROCESS,
 }
 
@@ -127,6 +130,7 @@ _MINIMUM = {
     **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum", "total_batch"), 1),
     **dict.fromkeys(("eval_every", "save_every", "keep", "num_processes", "peer_timeout"), 1),
     **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout", "min_lr", "clip"), 0),
+    "sample_tokens": 0,
 }
 
 
@@ -221,6 +225,16 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--compare", action="store_true", help="train again on plain fp32 XLA and compare"
     )
+    seen = p.add_argument_group("what is seen of it (docs/seeing.md)")
+    seen.add_argument(
+        "--sample-tokens",
+        type=int,
+        metavar="N",
+        help=f"tokens of the sample at each evaluation; default {d.sample_tokens}; 0: none",
+    )
+    seen.add_argument(
+        "--tensorboard", action="store_true", help="also write the log for TensorBoard"
+    )
     several = p.add_argument_group(
         "several machines",
         "The same command on each, and what tells them apart; srun and mpirun tell by themselves.",
@@ -309,6 +323,8 @@ def check(options: Options) -> None:
             f"--total-batch is {o.total_batch} and --grad-accum {o.grad_accum}: give one of them"
         )
     _ = o.accumulation  # Complains of what does not divide.
+    if o.tensorboard:
+        tensorboard.require()
     if o.betas and BETAS[o.optimizer] is None:
         raise UserError(f"--betas is {_words(o.betas)}, but --optimizer {o.optimizer} has none")
     if o.min_lr is not None and o.schedule == "constant":

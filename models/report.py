@@ -127,24 +127,29 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def stage_table(profile: jax_xdna.profile, wall: float) -> str:
-    """Where `wall` seconds of training went.
+def stages(profile: jax_xdna.profile, wall: float) -> dict[str, float]:
+    """Where `wall` seconds of training went: seconds by name, all of them together `wall`.
 
     Stage times are sums over threads; each is shown as its share of the time inside the calls.
     """
-    stages = {
+    summed = {
         "pack A": profile.pack_a,
         "pack B": profile.pack_b,
         "run": profile.run,
         "unpack": profile.unpack,
     }
-    busy = sum(stages.values())
+    busy = sum(summed.values())
     scale = profile.seconds / busy if busy else 0.0
-    seconds = {name: value * scale for name, value in stages.items()}
+    seconds = {name: value * scale for name, value in summed.items()}
     seconds["everything else"] = max(0.0, wall - profile.seconds)
+    return seconds
+
+
+def stage_table(profile: jax_xdna.profile, wall: float) -> str:
+    """`stages` as a table."""
     rows = [
         (name, f"{value:.2f}", f"{value / wall:.1%}" if wall else "-")
-        for name, value in seconds.items()
+        for name, value in stages(profile, wall).items()
     ]
     return columns(("stage", "seconds", "share"), [*rows, ("all", f"{wall:.2f}", "100.0%")])
 

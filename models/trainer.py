@@ -119,6 +119,7 @@ class Trainer:
         log: Callable[[Row], None],
         save: Callable[[train.State], None],
         stopped: Callable[[], bool],
+        evaluated: Callable[[int, train.Params], None] = lambda step, params: None,
     ) -> Outcome:
         """Trains from `state` to the last step, or until `stopped()`; the state given is consumed.
 
@@ -127,6 +128,7 @@ class Trainer:
             evaluation (step, val_loss); values that are not finite are None.
           save: called every --save-every steps and at the end.
           stopped: whether to save and stop now; with several processes, the same for all.
+          evaluated: gets the step and the parameters after each evaluation, until it returns.
 
         Raises:
           UserError: `GIVE_UP_AFTER` steps in a row were not finite.
@@ -136,6 +138,7 @@ class Trainer:
         outcome = Outcome(state)
         if step == 0 and not stopped():
             log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})
+            evaluated(0, state.params)
         while step < o.steps and not stopped():
             start = time.perf_counter()
             state, metrics = self.step(state, step)
@@ -152,6 +155,7 @@ class Trainer:
                 )
             if step % o.eval_every == 0 or step == o.steps:
                 log({"step": step, "val_loss": _finite(self.evaluate(state.params))})
+                evaluated(step, state.params)
             if step % o.save_every == 0 or step == o.steps:
                 save(state)
         if stopped():

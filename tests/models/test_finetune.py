@@ -42,7 +42,9 @@ def test_files(run):
     folder, _ = run
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "options.json"} <= names
-    assert {"metrics.jsonl", "metrics-fp32.jsonl", "loss.png", "summary.json", "state"} <= names
+    assert {"metrics.jsonl", "metrics-fp32.jsonl", "samples.jsonl", "summary.json"} <= names
+    assert {"loss.png", "report.html", "state"} <= names
+    assert "fp32, validation" in (folder / "report.html").read_text()
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

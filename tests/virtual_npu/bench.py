@@ -103,6 +103,8 @@ class Bench:
         for command in (
             [
                 *("cmake", "-G", "Ninja", "-S", str(REPOSITORY), "-B", directory),
+                # Not the one of a virtual environment, which may be gone at the next build.
+                "-DCMAKE_MAKE_PROGRAM=/usr/bin/ninja",
                 *("-DJAX_XDNA_PYTHON=OFF", "-DJAX_XDNA_VIRTUAL_NPU=ON"),
             ],
             ["cmake", "--build", directory],

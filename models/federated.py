@@ -375,6 +375,7 @@ def simulate(
 
     # The clients' steps are the same program: it is compiled once.
     trainer = Trainer(options, model, first.corpus, offload)
+    initial = to_record(to_arrays(trainer.begin(first.initial_params()).params))
     clients = [Client(trainer.on(run.corpus), len(run.corpus.train), local_steps) for run in runs]
     begin = time.perf_counter()
     folder.lock()
@@ -389,12 +390,11 @@ def simulate(
         )
 
     def save(server_round: int, arrays: ArrayRecord) -> None:
-        params = unflatten_dict(from_record(arrays), sep="/")
+        params = trainer.whole(unflatten_dict(from_record(arrays), sep="/"))
         checkpoint.save_params(folder.path, first.config, params)
 
     app = client_app(lambda context: clients[context.node_id - 1], limit)
     strategy = DeltaAverage(len(clients), limit, report)
-    initial = to_record(to_arrays(first.initial_params()))
     result = strategy.start(LocalGrid(app, len(clients)), initial, rounds, evaluate_fn=save)
     if not result.train_metrics_clientapp:
         raise UserError("no client's update could be used in any round; see the warnings")

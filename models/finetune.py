@@ -18,7 +18,7 @@ import numpy as np
 
 import jax_xdna
 
-from . import checkpoint, report, train
+from . import checkpoint, lora, report, train
 from .energy import Meter
 from .errors import UserError, WriteError
 from .follow import follow, initial_state, prepare_together
@@ -67,10 +67,14 @@ def execute(run: Run, processes: Processes) -> int:
     def save(state: train.State) -> None:
         # A copy: the next step works in the memory of `state` while this one is written.
         copy = jax.tree.map(np.array, processes.local(state))
+        base = processes.local(trainer.base)
 
         def write() -> None:
             folder.save_state(copy, identity)
-            checkpoint.save_params(folder.path, run.config, copy.params)
+            params = (
+                lora.merge(base, copy.params, options.lora_scale) if options.lora else copy.params
+            )
+            checkpoint.save_params(folder.path, run.config, params)
 
         folder.write_later(f"step {int(copy.step)}", write)
 
@@ -88,12 +92,12 @@ def execute(run: Run, processes: Processes) -> int:
             follow(run, trainer, reference, state, stopped)
         return 0
     identity = run.identity()
-    args = (state, *trainer.example())
+    args = (state, *trainer.example(), trainer.base)
     dots = jax_xdna.explain(
         trainer.train_step, *args, policy=policy, device=options.device, print=False
     )
     share, flops = describe_share(dots)
-    describe(run, share, flops, start, processes)
+    describe(run, share, flops, state, processes)
     seeing = Seeing(run, model, start, dots, processes.local)
 
     with interrupt.handled(), contextlib.closing(seeing):
@@ -162,7 +166,7 @@ def begin(run: Run, trainer: Trainer) -> train.State:
             begin_folder(run, int(state.step) if resumed else None)
         return state
 
-    return processes.replicate(processes.together(saved_or_new))
+    return trainer.place(processes.together(saved_or_new))
 
 
 def begin_folder(run: Run, step: int | None) -> None:
@@ -175,10 +179,17 @@ def begin_folder(run: Run, step: int | None) -> None:
     run.folder.cut_metrics(step or -1)
 
 
-def describe(run: Run, share: float, flops: int, start: int, processes: Processes) -> None:
+def describe(run: Run, share: float, flops: int, state: train.State, processes: Processes) -> None:
     """Prints what is about to run."""
     o, c = run.options, run.config
     size = sum(leaf.size for leaf in checkpoint.abstract_params(c).values())
+    trainable = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    adapters = ""
+    if o.lora:
+        adapters = (
+            f"lora    rank {o.lora}, alpha {o.lora_scale * o.lora:g} on {', '.join(o.targets)}: "
+            f"{trainable:,} trainable parameters of {size + trainable:,}\n"
+        )
     source = f"from {o.init}" if o.init else f"{o.model or 'small'}, new weights"
     text = " ".join(o.data) if o.data else "the standard library of this Python"
     device = next(d for d in jax_xdna.devices() if o.device in (None, d.name))
@@ -190,10 +201,12 @@ def describe(run: Run, share: float, flops: int, start: int, processes: Processe
     print(
         f"model   {source}: {size / 1e6:.1f} M parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"vocabulary {c.vocab_size}\n"
+        f"{adapters}"
         f"data    {text}: {len(run.corpus.train):,} tokens, {len(run.corpus.validation):,} for "
         f"validation, {run.corpus.documents} documents\n"
-        f"steps   {start}–{o.steps}, {per_step} ({accumulated}{o.batch_size} × {o.block}), "
-        f"{o.optimizer}, peak lr {o.learning_rate:g} ({o.schedule}){shared}\n"
+        f"steps   {int(state.step)}–{o.steps}, {per_step} "
+        f"({accumulated}{o.batch_size} × {o.block}), {o.optimizer}, "
+        f"peak lr {o.learning_rate:g} ({o.schedule}){shared}\n"
         f"device  {device.name} ({device.description}), policy {o.policy}: {share:.1%} of "
         f"{flops / 1e9:.3g} GFLOP per step\n"
         f"folder  {run.folder.path}",
@@ -227,7 +240,7 @@ def compare(
     """
     print("\nThe same steps on plain fp32 XLA:\n")
     folder, steps = run.folder, run.options.steps
-    state = trainer.processes.replicate(initial_state(run, trainer))
+    state = trainer.place(initial_state(run, trainer))
     trainer.compile(state)
     folder.cut_metrics(-1, FP32_METRICS)
     meter, began = Meter(), time.perf_counter()

@@ -85,8 +85,10 @@ def initial_state(run: Run, trainer: Trainer) -> train.State:
     """The state before the first step on the leader, and its shapes elsewhere; not replicated."""
     params = run.initial_params()
     if trainer.processes.leads:
-        return train.init_state(params, trainer.optimizer)
-    return jax.eval_shape(lambda params: train.init_state(params, trainer.optimizer), params)
+        return trainer.begin(params)
+    state = jax.eval_shape(trainer.begin, params)
+    trainer.base = params if run.options.lora else None  # Not what the trace left there.
+    return state
 
 
 def follow(
@@ -112,5 +114,5 @@ def follow(
     step = train_along(trainer, state)
     if step == steps and run.options.compare:
         other = reference()
-        train_along(other, processes.replicate(initial_state(run, other)))
+        train_along(other, other.place(initial_state(run, other)))
     print(f"process {processes.index}: stopped at step {step} of {steps}", flush=True)

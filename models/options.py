@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import jax_xdna
 
-from . import tensorboard
+from . import lora, tensorboard
 from .errors import UserError
 from .gpt2 import PRESETS
 from .optimizers import BETAS, SCHEDULES
@@ -40,6 +40,9 @@ class Options:
     weight_decay: float = 0.1
     clip: float = 1.0
     dropout: float = 0.0
+    lora: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] | None = None
     seed: int = 1
     eval_every: int = 100
     save_every: int = 350
@@ -60,7 +63,8 @@ class Options:
         """--lr, or a usual peak: gentle for a trained model, high for a new small one."""
         if self.lr is not None:
             return self.lr
-        usual = 5e-5 if self.init else 1e-3 if self.model in SMALL else 6e-4
+        # Adapters take more: 2e-4 is what LoRA's authors trained GPT-2 with.
+        usual = 2e-4 if self.lora else 5e-5 if self.init else 1e-3 if self.model in SMALL else 6e-4
         # Each of its updates has the size of the rate; its authors advise 3 to 10 times less.
         return usual / 5 if self.optimizer == "lion" else usual
 
@@ -99,6 +103,18 @@ class Options:
     def warmup_steps(self) -> int:
         return self.steps // 10 if self.warmup is None else self.warmup
 
+    @property
+    def lora_scale(self) -> float:
+        """alpha / rank of the adapters."""
+        if self.lora is None or self.lora_alpha is None:
+            return lora.DEFAULT_SCALE
+        return self.lora_alpha / self.lora
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Kernels that have adapters."""
+        return self.lora_targets or lora.DEFAULT_TARGETS
+
     def stored(self) -> dict[str, Any]:
         """What a run's folder keeps for --resume."""
         ours = {"out", "resume"} | PER_PROCESS
@@ -127,15 +143,20 @@ MAY_CHANGE = {
 }
 
 _MINIMUM = {
-    **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum", "total_batch"), 1),
+    **dict.fromkeys(("steps", "batch_size", "block_size", "grad_accum", "total_batch", "lora"), 1),
     **dict.fromkeys(("eval_every", "save_every", "keep", "num_processes", "peer_timeout"), 1),
     **dict.fromkeys(("warmup", "weight_decay", "seed", "dropout", "min_lr", "clip"), 0),
     "sample_tokens": 0,
 }
 
 
-_CHOICES = {"model": PRESETS, "optimizer": BETAS, "schedule": SCHEDULES}
-_TUPLES = {"data", "betas"}
+_CHOICES = {
+    "model": PRESETS,
+    "optimizer": BETAS,
+    "schedule": SCHEDULES,
+    "lora_targets": lora.TARGETS,
+}
+_TUPLES = {"data", "betas", "lora_targets"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -198,8 +219,8 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--lr",
         type=float,
-        help="peak learning rate; default 5e-5 with --init, else 1e-3, or 6e-4 for gpt2…; of lion "
-        "a fifth of that",
+        help="peak learning rate; default 5e-5 with --init, 2e-4 with --lora, else 1e-3, or "
+        "6e-4 for gpt2…; of lion a fifth of that",
     )
     how.add_argument("--min-lr", type=float, help="rate at the last step; default a tenth of --lr")
     how.add_argument("--schedule", help=f"{', '.join(SCHEDULES)}; default {d.schedule}")
@@ -209,6 +230,17 @@ def parser() -> argparse.ArgumentParser:
         "--clip", type=float, help=f"largest gradient norm; default {d.clip:g}; 0: any"
     )
     how.add_argument("--dropout", type=float, help=f"default {d.dropout:g}")
+    how.add_argument(
+        "--lora", type=int, metavar="RANK", help="train low-rank adapters of --init, not all of it"
+    )
+    how.add_argument("--lora-alpha", type=float, metavar="A", help="default 2 · RANK")
+    how.add_argument(
+        "--lora-targets",
+        nargs="+",
+        metavar="NAME",
+        help=f"kernels with adapters, of {', '.join(lora.TARGETS)}; default "
+        f"{' '.join(lora.DEFAULT_TARGETS)}",
+    )
     how.add_argument("--seed", type=int, help=f"weights, data order and dropout; default {d.seed}")
     how.add_argument("--eval-every", type=int, metavar="N", help=f"default {d.eval_every} steps")
     how.add_argument("--save-every", type=int, metavar="N", help=f"default {d.save_every} steps")
@@ -269,10 +301,12 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
     if not all(0 <= beta < 1 for beta in given.get("betas", ())):
         raise UserError(f"--betas is {_words(given['betas'])}; both must be from 0 to below 1")
     for name, choices in _CHOICES.items():
-        if name in given and given[name] not in choices:
-            raise UserError(
-                f"{flag(name)} is {given[name]!r}; it must be one of {', '.join(choices)}"
-            )
+        value = given.get(name, ())
+        for one in value if isinstance(value, tuple) else (value,):
+            if one not in choices:
+                raise UserError(f"{flag(name)} is {one!r}; it must be one of {', '.join(choices)}")
+    if not 0 < given.get("lora_alpha", 1) < float("inf"):
+        raise UserError(f"--lora-alpha is {given['lora_alpha']}; it must be positive and finite")
     names = [device.name for device in jax_xdna.devices()]
     if "device" in given and given["device"] not in names:
         raise UserError(f"--device is {given['device']!r}; this machine has {', '.join(names)}")
@@ -323,6 +357,14 @@ def check(options: Options) -> None:
             f"--total-batch is {o.total_batch} and --grad-accum {o.grad_accum}: give one of them"
         )
     _ = o.accumulation  # Complains of what does not divide.
+    for name in ("lora_alpha", "lora_targets"):
+        value = getattr(o, name)
+        if value is not None and o.lora is None:
+            raise UserError(f"{flag(name)} is {_words(value)}, but there is no --lora RANK")
+    if o.lora and not o.init:
+        raise UserError(
+            f"--lora is {o.lora}, but without --init there is no trained model to adapt: name one"
+        )
     if o.tensorboard:
         tensorboard.require()
     if o.betas and BETAS[o.optimizer] is None:

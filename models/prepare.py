@@ -11,18 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import checkpoint, data, hub, tokenizer
+from . import checkpoint, data, hub, lora, tokenizer
 from .errors import UserError
 from .gpt2 import GPT2, PRESETS, Config
 from .options import Options, check, merge, parse
-from .rundir import OPTIONS, TOKENIZER, RunDir
+from .rundir import OPTIONS, TOKENIZER, RunDir, digest
 
 RUNS = Path("runs")
 
 
 @dataclass
 class Run:
-    """A run that can begin: its flags, its folder (not yet made), and what they name."""
+    """A run that can begin: its flags, its folder (not yet made), and what they name.
+
+    Attributes:
+      base: with --lora the digest of the frozen parameters, which no checkpoint has.
+    """
 
     options: Options
     folder: RunDir
@@ -30,10 +34,12 @@ class Run:
     config: Config
     corpus: data.Corpus
     initial_params: Callable[[], Any]
+    base: str | None = None
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find unchanged."""
-        return {
+        base = {} if self.base is None else {"base": self.base}
+        return base | {
             "model": dataclasses.asdict(self.config),
             "tokenizer": self.tokenizer.fingerprint(),
             "data": self.corpus.fingerprint(),
@@ -66,9 +72,13 @@ def prepare(argv: list[str] | None) -> Run:
         key = jax.random.key(options.seed)
         return jax.jit(GPT2(config).init)(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
+    base = None
     if source:
-        initial_params()  # Complains about its tensors before anything is written.
-    return Run(options, folder, tokens, config, corpus, initial_params)
+        params = initial_params()  # Complains about its tensors before anything is written.
+        if options.lora:
+            lora.init(params, options.lora, options.targets, options.seed)  # So does this.
+            base = digest(params)
+    return Run(options, folder, tokens, config, corpus, initial_params, base)
 
 
 def _folder(given: dict[str, Any]) -> RunDir:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .gpt2 import GPT2
+from .lora import Adapted
 
 Params = Any
 
@@ -27,12 +28,19 @@ def init_state(params: Params, tx: optax.GradientTransformation) -> State:
 
 
 def loss_sum(
-    model: GPT2, params: Params, tokens: jax.Array, weights: jax.Array, key: jax.Array | None
+    model: GPT2 | Adapted,
+    params: Params,
+    tokens: jax.Array,
+    weights: jax.Array,
+    key: jax.Array | None,
+    base: Params = None,
 ) -> jax.Array:
     """Cross-entropy in nats summed over the targets tokens[:, 1:], each times its weight.
 
-    Without a key there is no dropout.
+    Without a key there is no dropout. With `base`, `params` are the adapters of an `Adapted`.
     """
+    if base is not None:
+        params = {"base": base, "adapters": params}
     rngs = None if key is None else {"dropout": key}
     logits = model.apply({"params": params}, tokens[:, :-1], key is None, rngs=rngs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
@@ -40,16 +48,19 @@ def loss_sum(
 
 
 def make_train_step(
-    model: GPT2, tx: optax.GradientTransformation, learning_rate: optax.Schedule, seed: int
-) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
-    """The step (state, tokens (A, B, T + 1), weights (A, B, T)) → (state, metrics).
+    model: GPT2 | Adapted,
+    tx: optax.GradientTransformation,
+    learning_rate: optax.Schedule,
+    seed: int,
+) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
+    """The step (state, tokens (A, B, T + 1), weights (A, B, T)[, base]) → (state, metrics).
 
     Gradients of the A micro-batches are summed before they are divided by the sum of all
     weights, so the step equals one large batch also when weights differ.
     """
 
     def train_step(
-        state: State, tokens: jax.Array, weights: jax.Array
+        state: State, tokens: jax.Array, weights: jax.Array, base: Params = None
     ) -> tuple[State, dict[str, jax.Array]]:
         total = jnp.maximum(jnp.sum(weights), 1)  # Nothing may count in a batch of questions.
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -57,7 +68,10 @@ def make_train_step(
         def micro_batch(sums: Any, batch: Any) -> tuple[Any, None]:
             index, tokens, weights = batch
             dropout = jax.random.fold_in(key, index) if model.config.dropout else None
-            loss = lambda params: loss_sum(model, params, tokens, weights, dropout) / total  # noqa: E731
+
+            def loss(params: Params) -> jax.Array:
+                return loss_sum(model, params, tokens, weights, dropout, base) / total
+
             return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss)(state.params)), None
 
         zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
@@ -76,6 +90,8 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: GPT2) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:
-    """The step (params, tokens (B, T + 1), weights (B, T)) → summed loss in nats."""
-    return lambda params, tokens, weights: loss_sum(model, params, tokens, weights, None)
+def make_eval_step(model: GPT2 | Adapted) -> Callable[..., jax.Array]:
+    """The step (params, tokens (B, T + 1), weights (B, T)[, base]) → summed loss in nats."""
+    return lambda params, tokens, weights, base=None: loss_sum(
+        model, params, tokens, weights, None, base
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from . import optimizers, train
+from . import lora, optimizers, train
 from .data import Batch, Corpus, TrainBatches, validation_batches
 from .errors import UserError
 from .gpt2 import GPT2
@@ -44,7 +44,10 @@ class Trainer:
 
     `wrap` is applied to the train step and the evaluation step before `jax.jit`, for example
     `jax_xdna.offload`. With several processes all construct it and call its methods alike; states
-    are replicated by `processes`.
+    are replicated by `place`.
+
+    Attributes:
+      base: with --lora the frozen parameters, from `begin` on; those of a state are the adapters.
 
     Raises:
       UserError: --batch-size does not divide by the number of devices.
@@ -67,10 +70,13 @@ class Trainer:
         self.optimizer = optimizers.optimizer(
             learning_rate, o.weight_decay, o.clip, o.optimizer, o.betas
         )
-        self.train_step = train.make_train_step(model, self.optimizer, learning_rate, options.seed)
+        self.base: train.Params = None
+        adapted = lora.Adapted(model, o.lora_scale) if o.lora else model
+        self.train_step = train.make_train_step(adapted, self.optimizer, learning_rate, o.seed)
         jit = self.processes.jit
         self._step: Callable[..., Any] = jit(wrap(self.train_step), donate_argnums=0)
-        self._evaluate: Callable[..., Any] = jit(wrap(train.make_eval_step(model)))
+        self._evaluate: Callable[..., Any] = jit(wrap(train.make_eval_step(adapted)))
+        self._merge = jit(lambda base, params: lora.merge(base, params, o.lora_scale))
 
     def _read(self, corpus: Corpus) -> None:
         o = self.options
@@ -86,6 +92,22 @@ class Trainer:
         other._read(corpus)
         return other
 
+    def begin(self, params: train.Params) -> train.State:
+        """The state before the first step, of a whole model's parameters; not replicated."""
+        o = self.options
+        if o.lora:
+            self.base, params = params, lora.init(params, o.lora, o.targets, o.seed)
+        return train.init_state(params, self.optimizer)
+
+    def place(self, state: train.State) -> train.State:
+        """The leader's state, and `base`, on every device."""
+        self.base = self.processes.replicate(self.base)
+        return self.processes.replicate(state)
+
+    def whole(self, params: train.Params) -> train.Params:
+        """The parameters of a plain GPT2: those of a state, its adapters merged."""
+        return params if self.base is None else self._merge(self.base, params)
+
     def example(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Types of the tokens and weights of a train step, over all processes."""
         batch, described = self.batches[0], self.processes.described
@@ -96,22 +118,23 @@ class Trainer:
         start = time.perf_counter()
         batch, described = self.validation[0], self.processes.described
         types = described(batch.tokens), described(batch.weights)
-        self._step = self._step.lower(state, *self.example()).compile()
-        self._evaluate = self._evaluate.lower(state.params, *types).compile()
+        self._step = self._step.lower(state, *self.example(), self.base).compile()
+        self._evaluate = self._evaluate.lower(state.params, *types, self.base).compile()
         return time.perf_counter() - start
 
     def evaluate(self, params: train.Params) -> float:
         """Validation loss in nats per token."""
         shard = self.processes.shard
         losses = [
-            self._evaluate(params, shard(b.tokens), shard(b.weights)) for b in self.validation
+            self._evaluate(params, shard(b.tokens), shard(b.weights), self.base)
+            for b in self.validation
         ]
         return float(sum(map(float, losses)) / self.validation_tokens)
 
     def step(self, state: train.State, index: int) -> tuple[train.State, dict[str, jax.Array]]:
         """One optimizer step on batch `index`; the state given is consumed."""
         batch, shard = self.batches[index], self.processes.shard
-        return self._step(state, shard(batch.tokens, 1), shard(batch.weights, 1))
+        return self._step(state, shard(batch.tokens, 1), shard(batch.weights, 1), self.base)
 
     def run(
         self,
@@ -128,7 +151,7 @@ class Trainer:
             evaluation (step, val_loss); values that are not finite are None.
           save: called every --save-every steps and at the end.
           stopped: whether to save and stop now; with several processes, the same for all.
-          evaluated: gets the step and the parameters after each evaluation, until it returns.
+          evaluated: gets the step and the whole parameters after each evaluation, until it returns.
 
         Raises:
           UserError: `GIVE_UP_AFTER` steps in a row were not finite.
@@ -138,7 +161,7 @@ class Trainer:
         outcome = Outcome(state)
         if step == 0 and not stopped():
             log({"step": 0, "val_loss": _finite(self.evaluate(state.params))})
-            evaluated(0, state.params)
+            evaluated(0, self.whole(state.params))
         while step < o.steps and not stopped():
             start = time.perf_counter()
             state, metrics = self.step(state, step)
@@ -155,7 +178,7 @@ class Trainer:
                 )
             if step % o.eval_every == 0 or step == o.steps:
                 log({"step": step, "val_loss": _finite(self.evaluate(state.params))})
-                evaluated(step, state.params)
+                evaluated(step, self.whole(state.params))
             if step % o.save_every == 0 or step == o.steps:
                 save(state)
         if stopped():

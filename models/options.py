@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import jax_xdna
 
-from . import lora, tensorboard
+from . import config, lora, tensorboard
 from .errors import UserError
 from .gpt2 import PRESETS
 from .optimizers import BETAS, SCHEDULES
@@ -194,6 +194,12 @@ def parser() -> argparse.ArgumentParser:
         help="bytes, a tokenizer.json, or a folder with tokenizer.json or vocab.json and "
         "merges.txt; default: that of --init, else bytes",
     )
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help="flags from a TOML file, as batch-size = 8, or a run's options.json; those given here "
+        "come first",
+    )
     what.add_argument("--out", metavar="DIR", help="the run's folder; default: a new runs/<name>")
     what.add_argument("--resume", action="store_true", help="continue the run in --out exactly")
     how = p.add_argument_group("how to train")
@@ -284,8 +290,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str] | None = None) -> dict[str, Any]:
-    """The flags given, by name, each valid on its own. Raises UserError for one that is not."""
-    given = vars(parser().parse_args(argv))
+    """The flags given, also in --config, by name. Raises UserError for one not valid on its own."""
+    known = parser()
+    given = vars(known.parse_args(argv))
+    if "config" in given:
+        given = config.read(Path(given.pop("config")), known) | given
     for name in _TUPLES & given.keys():
         given[name] = tuple(given[name])
     for name, low in _MINIMUM.items():

@@ -308,3 +308,29 @@ def test_flags(flags, message, tmp_path, capsys):
 
 def test_flower_sends_no_statistics_home():
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+
+
+def test_adapters_alone_are_sent(simulation, tmp_path, monkeypatch):
+    """With --lora the base stays where it is; the saved model has the adapters merged."""
+    out, sent = tmp_path / "out", []
+    accept = federated.read_released
+
+    def spy(content, kind, shapes):
+        sent.append((kind, {n: a.numpy() for n, a in content.get("delta", {}).items()}))
+        return accept(content, kind, shapes)
+
+    monkeypatch.setattr(federated, "read_released", spy)
+    _, base, folders = simulation
+    argv = ["simulate", "--data", *map(str, folders[:2]), "--out", str(out), "--rounds", "2"]
+    argv += ["--local-steps", "2", "--init", str(base), "--lora", "2"]
+    assert federated.main(argv) == 0
+    deltas = [delta for kind, delta in sent if kind == "train"]
+    assert deltas and all(delta.keys() == deltas[0].keys() for delta in deltas)
+    config = checkpoint.load_config(out)
+    # c_attn of both blocks: 2 · (width + 3 · width) each.
+    assert sum(a.size for a in deltas[0].values()) == config.n_layer * 2 * 4 * config.n_embd
+    before, after = (
+        federated.to_arrays(checkpoint.load_params(folder, config)) for folder in (base, out)
+    )
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {f"h/{i}/attn/c_attn/kernel" for i in range(config.n_layer)}
